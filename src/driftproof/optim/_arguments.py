@@ -1,0 +1,31 @@
+"""Checks of arguments, with messages that name the argument and its value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    at_least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+    at_most: float = math.inf,
+) -> None:
+    """Raise a ``ValueError`` unless ``value`` is a finite number within the bounds."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and math.isfinite(value) and at_least <= value <= at_most and above < value < below:
+        return
+    signs = {">=": at_least, ">": above, "<=": at_most, "<": below}
+    bounds = " and ".join(f"{sign} {bound:g}" for sign, bound in signs.items() if math.isfinite(bound))
+    raise ValueError(f"Invalid {name}: {value!r}; must be a finite number {bounds}")
+
+
+def check_option(name: str, value: object, options: Sequence[str]) -> None:
+    """Raise a ``ValueError`` unless ``value`` is one of ``options``."""
+    if value not in options:
+        raise ValueError(f"Invalid {name}: {value!r}; must be one of {', '.join(map(repr, options))}")

@@ -1,0 +1,179 @@
+"""What the forms of a UPGD step share: settings, the tensors of a group, and formulas over scalars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+Scalar: TypeAlias = float | Tensor
+"""A number, or a tensor that holds one (0-dim) or one per member (``[M]``)."""
+
+Gate: TypeAlias = Literal["anchored", "minmax"]
+NoiseReference: TypeAlias = Literal["direction", "gradient"]
+
+STEP_FACTOR: dict[Gate, float] = {"anchored": 2.0, "minmax": 1.0}
+"""Multiplies the step behind a gate; 2 undoes the gate's value of 1/2 at zero utility."""
+
+MINMAX_EPS = 1e-8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Hyper-parameters of one group; :class:`driftproof.optim.UPGD` documents each.
+
+    Those that are scalars may be tensors, ``[M]`` if the step has a member axis.
+    """
+
+    lr: Scalar
+    weight_decay: Scalar
+    sigma: Scalar
+    beta_utility: Scalar
+    betas: tuple[float, float] | None = None
+    """Decays of the moments behind an Adam-like direction; ``None``: the direction is the gradient."""
+    eps: float = 1e-8
+    gate: Gate = "anchored"
+    temperature: Scalar = 1.0
+    adaptive_noise: bool = False
+    noise_reference: NoiseReference = "direction"
+    noise_beta: float = 0.999
+    min_noise_std: float = 1e-6
+    instant_noise_scale: bool = True
+    foreach: bool = True
+    """Use the fast form where it applies: contiguous tensors on a CPU or CUDA device."""
+    capturable: bool = False
+    """Step counts live beside the parameters, and the host never reads them."""
+
+    @property
+    def averages_norms(self) -> bool:
+        """Whether the noise follows an average of gradient norms, which is then part of the state."""
+        return self.adaptive_noise and self.noise_reference == "gradient" and not self.instant_noise_scale
+
+    @property
+    def has_noise(self) -> bool:
+        return isinstance(self.sigma, Tensor) or self.sigma > 0
+
+
+@dataclass
+class Group:
+    """Tensors that share settings, by role: position ``i`` of every list belongs to parameter ``i``.
+
+    Parameters and state are updated in place. State is float32 or wider.
+    """
+
+    settings: Settings
+    params: list[Tensor] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+    utilities: list[Tensor] = field(default_factory=list)
+    steps: list[Tensor] = field(default_factory=list)
+    """Steps taken so far, 0-dim: on the host, or beside the parameter if the settings are capturable."""
+    first_moments: list[Tensor] = field(default_factory=list)
+    second_moments: list[Tensor] = field(default_factory=list)
+    norm_emas: list[Tensor] = field(default_factory=list)
+    """Averages of gradient norms, 0-dim or ``[M]``; empty unless the settings ask for them."""
+
+    @cached_property
+    def utility_runs(self) -> list[Tensor]:
+        """The utilities as flat views in the same order, one for each stretch of neighbours in memory."""
+        runs: list[tuple[Tensor, int]] = []
+        storage, stop = 0, 0
+        for tensor in self.utilities:
+            start, length = int(tensor.storage_offset()), tensor.numel()
+            if runs and start == stop and tensor.untyped_storage().data_ptr() == storage:
+                runs[-1] = (runs[-1][0], runs[-1][1] + length)
+            else:
+                storage = tensor.untyped_storage().data_ptr()
+                runs.append((tensor, length))
+            stop = start + length
+        return [first.as_strided((length,), (1,)) for first, length in runs]
+
+    def select(self, indices: Sequence[int]) -> Group:
+        """The same group with only some of its parameters."""
+        lists = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
+        return Group(self.settings, **{k: [v[i] for i in indices] if v else [] for k, v in lists.items()})
+
+
+class Extremes(NamedTuple):
+    """Smallest and largest bias-corrected utility over all parameters of a step.
+
+    Numbers where the host may know them (parameters on a CPU), else tensors: 0-dim, or ``[M]``.
+    """
+
+    low: Scalar
+    high: Scalar
+
+    def anchor(self, dtype: torch.dtype) -> Scalar:
+        """The η of the anchored gate: the largest û if positive, else the largest ``|û|``; always a normal number."""
+        tiny = torch.finfo(dtype).tiny
+        if isinstance(self.high, Tensor):
+            return torch.where(self.high > 0, self.high, -self.low).clamp_min(tiny)
+        return max(self.high if self.high > 0 else -self.low, tiny)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Extremes:
+        """The same on another device, as far as they are tensors."""
+        low, high = (e.to(device, dtype, non_blocking=True) if isinstance(e, Tensor) else e for e in self)
+        return Extremes(low, high)
+
+    @staticmethod
+    def over(parts: Sequence[Extremes]) -> Extremes:
+        """The extremes of several sets of parameters together."""
+        tensors = [part.high for part in parts if isinstance(part.high, Tensor)]
+        if not tensors:
+            return Extremes(min(part.low for part in parts), max(part.high for part in parts))
+        like = max(tensors, key=lambda t: torch.finfo(t.dtype).bits)
+        lows, highs = (torch.stack([_like(e, like) for e in column]) for column in zip(*parts, strict=True))
+        return Extremes(lows.amin(0), highs.amax(0))
+
+
+def _like(value: Scalar, like: Tensor) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.to(like.device, like.dtype, non_blocking=True)
+    return torch.full_like(like, value)
+
+
+def bias_correction(beta: Scalar, step: Scalar) -> Scalar:
+    """``1 - beta^step``, without the cancellation that float32 suffers for a beta near one.
+
+    Of several betas ``[M]`` and several steps ``[N]``, every combination ``[N, M]``.
+    """
+    if isinstance(beta, Tensor):
+        log_beta: Scalar = beta.log()
+        step = step.view(*step.shape, *(1,) * beta.dim()) if isinstance(step, Tensor) else step
+    else:
+        if not isinstance(step, Tensor):
+            return 1.0 - math.pow(beta, step)
+        log_beta = math.log(beta) if beta > 0 else -math.inf
+    return -torch.expm1(torch.as_tensor(step * log_beta))
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision of state and arithmetic for parameters of ``dtype``: float32 or wider."""
+    return torch.float32 if torch.finfo(dtype).bits < 32 else dtype
+
+
+def per_member(value: Scalar, like: Tensor) -> Scalar:
+    """Shape a per-member scalar ``[M]`` so that it broadcasts against ``like`` ``[M, ...]``."""
+    if isinstance(value, Tensor) and value.dim() == 1:
+        return value.view(-1, *(1,) * (like.dim() - 1))
+    return value
+
+
+def norm(tensor: Tensor, members: bool) -> Tensor:
+    """Euclidean norm of a tensor (0-dim), or of each member's slice (``[M]``)."""
+    length: Tensor = torch.linalg.vector_norm(tensor.flatten(1), dim=1) if members else torch.linalg.vector_norm(tensor)
+    return length
+
+
+def elements(tensor: Tensor, members: bool) -> int:
+    """Number of elements of a tensor, or of one member's slice."""
+    return tensor.numel() // tensor.shape[0] if members else tensor.numel()
+
+
+def unflatten(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Views into ``flat``, one after the other, in the shapes of ``like``."""
+    return list(torch._C._nn.unflatten_dense_tensors(flat, like))

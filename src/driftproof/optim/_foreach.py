@@ -1,0 +1,295 @@
+"""The fast form of a UPGD step: few operations over many tensors, no host synchronisation, bounded scratch memory.
+
+Computes what :mod:`driftproof.optim._reference` computes, up to rounding. The tensors of a group must be contiguous,
+of one device and dtype and, unless the step counts are capturable, have taken equally many steps.
+
+Small tensors cost by the operation, large ones by the pass over memory. Hence directions and gates live in flat
+buffers, utilities that are neighbours in memory (see :func:`pack`) count as one tensor, and what torch has fused
+kernels for goes through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from driftproof.optim._core import (
+    MINMAX_EPS,
+    STEP_FACTOR,
+    Extremes,
+    Group,
+    Scalar,
+    bias_correction,
+    elements,
+    norm,
+    per_member,
+    unflatten,
+)
+from driftproof.optim._noise import RawNoise
+
+DEVICES = ("cpu", "cuda")
+
+_BUCKET_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
+"""Elements worked on at a time: bounds the scratch memory, and on a CPU keeps it near the caches."""
+
+
+class Scratch:
+    """Flat buffers, kept from step to step on a CPU, where fresh memory costs page faults worth several passes."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._views: dict[tuple[object, ...], tuple[Tensor, list[Tensor]]] = {}
+
+    def like(self, name: str, tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Uninitialised memory for all of ``tensors``: flat, and as views of their shapes."""
+        dtype, device = tensors[0].dtype, tensors[0].device
+        if device.type != "cpu":
+            flat = torch.empty(sum(t.numel() for t in tensors), dtype=dtype, device=device)
+            return flat, unflatten(flat, tensors)
+        key = (name, dtype, *(t.shape for t in tensors))
+        if key not in self._views:
+            count = sum(t.numel() for t in tensors)
+            buffer = self._buffers.get((name, dtype))
+            if buffer is None or buffer.numel() < count:
+                self._views.clear()
+                buffer = self._buffers[name, dtype] = torch.empty(count, dtype=dtype)
+            self._views[key] = buffer[:count], unflatten(buffer[:count], tensors)
+        return self._views[key]
+
+
+def pack(tensors: list[Tensor]) -> list[Tensor]:
+    """Copies of contiguous tensors of one device and dtype that are neighbours in memory."""
+    return unflatten(torch.cat([t.flatten() for t in tensors]), tensors)
+
+
+def accumulate(group: Group, members: bool) -> None:
+    """Count the step and fold the gradients into all averages but the moments, which :func:`move` updates."""
+    settings = group.settings
+    if group.steps[0].is_cpu:
+        # A number would be wrapped into a tensor again for each of the counts.
+        torch._foreach_add_(group.steps, torch.tensor(1.0), alpha=1.0)
+    else:
+        torch._foreach_add_(group.steps, 1)
+    beta = settings.beta_utility
+    if isinstance(beta, Tensor):
+        torch._foreach_mul_(group.utilities, _each(beta, group.utilities))
+        worth = list(torch._foreach_mul(group.grads, group.params))
+        torch._foreach_mul_(worth, _each(beta - 1, worth))
+        torch._foreach_add_(group.utilities, worth)
+    else:
+        torch._foreach_mul_(group.utility_runs, beta)
+        torch._foreach_addcmul_(group.utilities, group.grads, group.params, value=beta - 1)
+    if settings.averages_norms:
+        torch._foreach_lerp_(group.norm_emas, _norms(group.grads, members), 1 - settings.noise_beta)
+
+
+def utility_extremes(group: Group, members: bool, need_low: bool) -> Extremes:
+    """The largest bias-corrected utility of the group, and the smallest.
+
+    Unless ``need_low``, the smallest is exact only where the largest is not positive. The anchored gate reads it
+    nowhere else, and most steps save a pass over the utilities.
+    """
+    if members:
+        rows = [u.flatten(1) for u in group.utilities]
+        highs = _corrected(group, [r.amax(1) for r in rows]).amax(0)
+        if highs.is_cpu and not need_low and bool((highs > 0).all()):
+            return Extremes(highs, highs)
+        return Extremes(_corrected(group, [r.amin(1) for r in rows]).amin(0), highs)
+    utilities = group.utilities if group.settings.capturable else group.utility_runs
+    if utilities[0].is_cpu:
+        high = _corrected(group, [u.amax() for u in utilities]).amax().item()
+        low = high if high > 0 and not need_low else _corrected(group, [u.amin() for u in utilities]).amin().item()
+        return Extremes(low, high)
+    largest = _corrected(group, torch._foreach_max(utilities)).amax()
+    if need_low:
+        return Extremes(_corrected(group, [u.amin() for u in utilities]).amin(), largest)
+    return Extremes(-_corrected(group, torch._foreach_norm(utilities, torch.inf)).amax(), largest)
+
+
+def move(group: Group, extremes: Extremes, noise: RawNoise | None, members: bool, scratch: Scratch) -> None:
+    """Update moments, then move every parameter along its gated direction."""
+    extremes = extremes.to(group.params[0].device, group.params[0].dtype)
+    start = 0
+    for indices in _buckets(group.params):
+        bucket = group.select(indices) if len(indices) < len(group.params) else group
+        flat, directions = scratch.like("directions", bucket.params)
+        stop = start + flat.numel()
+        _write_directions(bucket, flat, directions)
+        if noise is not None:
+            _add_noise(bucket, flat, directions, RawNoise(noise.flat[start:stop], noise.scale), members)
+        _apply_gate(bucket, flat, extremes, members, scratch)
+        _descend(bucket, directions)
+        start = stop
+
+
+def _buckets(params: list[Tensor]) -> Iterator[list[int]]:
+    """Indices of parameters to work on together."""
+    limit = _BUCKET_ELEMENTS[params[0].device.type]
+    bucket: list[int] = []
+    filled = 0
+    for i, param in enumerate(params):
+        if bucket and filled + param.numel() > limit:
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(i)
+        filled += param.numel()
+    yield bucket
+
+
+def _write_directions(group: Group, flat: Tensor, directions: list[Tensor]) -> None:
+    settings = group.settings
+    if settings.betas is None:
+        torch.cat([g.flatten() for g in group.grads], out=flat)
+        return
+    steps = group.steps
+    if flat.is_cuda and not settings.capturable:
+        steps = [torch.full((), steps[0].item(), device=flat.device)] * len(steps)
+    # Adam's fused kernel subtracts lr * direction from what it is given: zeros, with lr = -1, become the direction.
+    flat.zero_()
+    torch._fused_adam_(
+        directions,
+        group.grads,
+        group.first_moments,
+        group.second_moments,
+        [],
+        steps,
+        lr=-1.0,
+        beta1=settings.betas[0],
+        beta2=settings.betas[1],
+        weight_decay=0.0,
+        eps=settings.eps,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def _add_noise(group: Group, flat: Tensor, directions: list[Tensor], noise: RawNoise, members: bool) -> None:
+    settings = group.settings
+    if not settings.adaptive_noise and not isinstance(settings.sigma, Tensor):
+        flat.add_(noise.flat, alpha=settings.sigma * noise.scale)
+        return
+    stds = [settings.sigma] * len(directions)
+    if settings.adaptive_noise:
+        references = _noise_references(group, directions, members)
+        stds = [(settings.sigma * r).clamp_min(settings.min_noise_std) for r in references]
+    for direction, raw, std in zip(directions, unflatten(noise.flat, directions), stds, strict=True):
+        direction.add_(raw * per_member(std * noise.scale, direction))
+
+
+def _noise_references(group: Group, directions: list[Tensor], members: bool) -> list[Tensor]:
+    """What the noise of each tensor is proportional to: 0-dim, or ``[M]``."""
+    settings = group.settings
+    if settings.noise_reference == "direction":
+        return [n / elements(d, members) ** 0.5 for n, d in zip(_norms(directions, members), directions, strict=True)]
+    if settings.instant_noise_scale:
+        return _norms(group.grads, members)
+    corrections = _bias_corrections(group, settings.noise_beta)
+    if isinstance(corrections, Tensor):
+        return list(torch._foreach_div(group.norm_emas, list(corrections.unbind())))
+    return list(torch._foreach_div(group.norm_emas, corrections))
+
+
+def _apply_gate(group: Group, flat: Tensor, extremes: Extremes, members: bool, scratch: Scratch) -> None:
+    """Multiply the directions by ``1 - s``."""
+    settings = group.settings
+    utilities = group.utilities if members or settings.capturable else group.utility_runs
+    if settings.gate == "anchored":
+        # All that turns u into the argument of the sigmoid: bias correction, η and τ.
+        divisors = _corrections_times(extremes.anchor(flat.dtype) / settings.temperature, group, len(utilities))
+        if not any(isinstance(divisor, Tensor) for divisor in divisors):
+            _multiply_by_sigmoid(flat, utilities, [-1 / float(divisor) for divisor in divisors])
+            return
+        gates, views = scratch.like("gates", utilities)
+        _divide(utilities, divisors, out=views)
+    else:
+        low, high = extremes
+        gates, views = scratch.like("gates", utilities)
+        _divide(utilities, _corrections_times(1.0, group, len(utilities)), out=views)
+        torch._foreach_add_(views, _each(-low, views))
+        torch._foreach_mul_(views, _each(1 / (high - low + MINMAX_EPS), views))
+        gates.clamp_(0, 1).sub_(0.5)
+        torch._foreach_mul_(views, _each(2 * settings.temperature, views))
+    flat.addcmul_(flat, gates.sigmoid_(), value=-1)
+
+
+def _multiply_by_sigmoid(flat: Tensor, arguments: list[Tensor], slopes: list[float]) -> None:
+    """``flat *= sigmoid(slope * argument)`` in one pass: torch computes that as the derivative of softplus."""
+    start = 0
+    for argument, slope in zip(arguments, slopes, strict=True):
+        part = flat[start : start + argument.numel()]
+        # Beyond the threshold the sigmoid counts as 1: exp(50) is finite, and 1 - sigmoid(50) is not representable.
+        torch.ops.aten.softplus_backward.grad_input(part, argument, slope, 50.0, grad_input=part)
+        start += argument.numel()
+
+
+def _descend(group: Group, steps: list[Tensor]) -> None:
+    """Weight decay, and the step."""
+    settings, params = group.settings, group.params
+    lr, decay, factor = settings.lr, settings.weight_decay, STEP_FACTOR[settings.gate]
+    if isinstance(decay, Tensor) or (isinstance(lr, Tensor) and lr.dim() > 0):
+        torch._foreach_mul_(params, _each(1 - lr * decay, params))
+        torch._foreach_mul_(steps, _each(factor * lr, steps))
+        torch._foreach_sub_(params, steps)
+        return
+    # p - (factor * lr) * (step + decay / factor * p)
+    torch._fused_sgd_(
+        params,
+        steps,
+        [],
+        weight_decay=decay / factor,
+        momentum=0.0,
+        lr=factor * lr,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )
+
+
+def _divide(tensors: list[Tensor], divisors: list[Scalar], out: list[Tensor]) -> None:
+    for tensor, divisor, quotient in zip(tensors, divisors, out, strict=True):
+        torch.div(tensor, per_member(divisor, tensor), out=quotient)
+
+
+def _bias_corrections(group: Group, beta: Scalar) -> Scalar:
+    """``1 - beta^t``, like beta; with a leading axis ``[parameters]`` where the host may not know the counts ``t``."""
+    return bias_correction(beta, torch.stack(group.steps) if group.settings.capturable else group.steps[0].item())
+
+
+def _corrections_times(value: Scalar, group: Group, count: int) -> list[Scalar]:
+    """The bias corrections of ``count`` utilities times a value: numbers, 0-dim tensors or ``[M]``, to divide by.
+
+    Never below a normal number, even where the product would underflow: 0/0 is NaN.
+    """
+    tiny = torch.finfo(group.utilities[0].dtype).tiny
+    corrections = _bias_corrections(group, group.settings.beta_utility)
+    if group.settings.capturable:
+        assert isinstance(corrections, Tensor)
+        if corrections.dim() == 1 and isinstance(value, Tensor):
+            corrections = corrections.view(-1, *(1,) * value.dim())
+        return list((corrections * value).clamp_min(tiny).unbind())
+    product = value * corrections
+    return [product.clamp_min(tiny) if isinstance(product, Tensor) else max(product, tiny)] * count
+
+
+def _corrected(group: Group, values: Sequence[Tensor]) -> Tensor:
+    """Values (0-dim or ``[M]``) of the utilities, bias-corrected and stacked."""
+    stacked = torch.stack(tuple(values))
+    corrections = _bias_corrections(group, group.settings.beta_utility)
+    if isinstance(corrections, Tensor) and group.settings.capturable and corrections.dim() == 1:
+        corrections = corrections.view(-1, *(1,) * (stacked.dim() - 1))
+    return stacked / corrections
+
+
+def _norms(tensors: list[Tensor], members: bool) -> list[Tensor]:
+    return [norm(t, members) for t in tensors] if members else list(torch._foreach_norm(tensors))
+
+
+def _each(value: Scalar, tensors: list[Tensor]) -> Any:
+    """A scalar as a foreach operation takes it: one for all tensors, or one per member shaped for each tensor."""
+    if isinstance(value, Tensor) and value.dim() == 1:
+        return [per_member(value, t) for t in tensors]
+    return value

@@ -1,0 +1,232 @@
+"""The optimizer behind UPGD, AdaptiveUPGD and UPGDW: state, checks, the step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, ClassVar, get_args
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from driftproof.optim._arguments import check_number, check_option
+from driftproof.optim._core import Gate, Group, NoiseReference, Settings, bias_correction, compute_dtype
+from driftproof.optim._foreach import Scratch, pack
+from driftproof.optim._metrics import step_metrics
+from driftproof.optim.functional import upgd_step
+
+SHARED_DEFAULTS: dict[str, Any] = {
+    "gate": "anchored",
+    "temperature": 1.0,
+    "adaptive_noise": False,
+    "noise_reference": "direction",
+    "noise_beta": 0.999,
+    "min_noise_std": 1e-6,
+    "instant_noise_scale": True,
+    "maximize": False,
+    "foreach": None,
+    "capturable": False,
+}
+"""Options of every group, and the values that state dicts written before an option existed are read with."""
+
+
+class UPGDBase(Optimizer):
+    """A UPGD optimizer but for the constructor and the direction of its steps."""
+
+    _moment_keys: ClassVar[tuple[str, str] | None] = None
+    """Names of the two moments in the state, for Adam-like directions."""
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        defaults = {**SHARED_DEFAULTS, **defaults}
+        _validate(defaults)
+        self._scratch = Scratch()
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters; its options are checked like those of the constructor."""
+        _validate({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Perform one optimization step.
+
+        Args:
+            closure: Re-evaluates the model and returns the loss.
+        """
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if capturing and not all(group["capturable"] for group in self.param_groups):
+            raise RuntimeError(f"{type(self).__name__} in a CUDA graph needs capturable=True in all parameter groups")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._create_missing_state(group)
+        upgd_step([self._gather(group) for group in self.param_groups], scratch=self._scratch)
+        return loss
+
+    @torch.no_grad()
+    def metrics(self) -> dict[str, Tensor]:
+        """Vital signs of the last step, as 0-dim tensors on the parameters' device.
+
+        ``upgd/noise_to_direction`` is the expected norm of the noise over the norm of the direction, ``upgd/gate_mean``
+        and ``upgd/gate_std`` describe the gate over all weights, and ``upgd/utility_p10``, ``_p50``, ``_p90`` are
+        quantiles of the bias-corrected utility. Call it after :meth:`step` and before ``zero_grad``: it looks at the
+        parameters that have a gradient.
+        """
+        groups = [self._gather(group) for group in self.param_groups]
+        if not any(group.params for group in groups):
+            raise RuntimeError("metrics() found no gradients: call it after step() and before zero_grad()")
+        return step_metrics([group for group in groups if group.params])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, as for every optimizer; all utilities are plain tensors of their own."""
+        state_dict = super().state_dict()
+        return {**state_dict, "state": {key: _unpacked(state) for key, state in state_dict["state"].items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a copy of a state. Groups from before an option existed get the value it has in this optimizer."""
+        super().load_state_dict(state_dict)
+        # Once more, and as torch does not do it: in copies, and without casting state to half precision.
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        pairs = [(group, param) for group in self.param_groups for param in group["params"]]
+        for key, (group, param) in zip(keys, pairs, strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                self.state[param][name] = _load(name, value, param, group["capturable"])
+        self._pack_utilities([param for _, param in pairs])
+
+    def __getstate__(self) -> dict[str, Any]:
+        attributes = super().__getstate__()
+        return {**attributes, "state": {param: _unpacked(state) for param, state in self.state.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.state = defaultdict(dict, self.state)
+        self._scratch = Scratch()
+        for name, value in SHARED_DEFAULTS.items():
+            self.defaults.setdefault(name, value)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+        self._pack_utilities(list(self.state))
+
+    def _create_missing_state(self, group: dict[str, Any]) -> None:
+        params = [p for p in group["params"] if p.grad is not None]
+        if any(p.grad.layout != torch.strided for p in params):
+            raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
+        if any(p.is_complex() for p in params):
+            raise RuntimeError(f"{type(self).__name__} does not support complex parameters")
+        new = [p for p in params if not self.state.get(p)]
+        for param in new:
+            state = self.state[param]
+            state["step"] = _zero_step(param, group["capturable"])
+            for name in ("avg_utility", *(self._moment_keys or ())):
+                dtype = compute_dtype(param.dtype)
+                state[name] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+        if new:
+            self._pack_utilities(new)
+        settings = self._settings(group)
+        for param in params if settings.averages_norms else ():
+            state = self.state[param]
+            if "grad_norm_ema" not in state:
+                # Switched on late, the average begins as if every gradient so far had been as long as this one.
+                length = torch.linalg.vector_norm(param.grad, dtype=state["avg_utility"].dtype)
+                state["grad_norm_ema"] = length * bias_correction(settings.noise_beta, state["step"])
+
+    def _pack_utilities(self, params: list[Tensor]) -> None:
+        """Lay utilities side by side in memory, where one operation reaches them all."""
+        alike = defaultdict(list)
+        for param in params:
+            utility = self.state.get(param, {}).get("avg_utility")
+            if utility is not None and utility.is_contiguous() and utility.numel() > 0:
+                alike[utility.device, utility.dtype].append(param)
+        for together in alike.values():
+            packed = pack([self.state[param]["avg_utility"] for param in together])
+            for param, utility in zip(together, packed, strict=True):
+                self.state[param]["avg_utility"] = utility
+
+    def _gather(self, group: dict[str, Any]) -> Group:
+        """The tensors of those parameters that have a gradient and state."""
+        gathered = Group(self._settings(group))
+        for param in group["params"]:
+            if param.grad is None or param.numel() == 0 or not (state := self.state.get(param)):
+                continue
+            gathered.params.append(param)
+            gathered.grads.append(-param.grad if group["maximize"] else param.grad)
+            gathered.steps.append(state["step"])
+            gathered.utilities.append(state["avg_utility"])
+            if self._moment_keys is not None:
+                gathered.first_moments.append(state[self._moment_keys[0]])
+                gathered.second_moments.append(state[self._moment_keys[1]])
+            if gathered.settings.averages_norms:
+                gathered.norm_emas.append(state["grad_norm_ema"])
+        return gathered
+
+    def _settings(self, group: dict[str, Any]) -> Settings:
+        lr = group["lr"]
+        if isinstance(lr, Tensor):
+            lr = lr.item() if lr.is_cpu and not group["capturable"] else lr.reshape(())
+        return Settings(
+            lr=lr,
+            weight_decay=group["weight_decay"],
+            sigma=group["sigma"],
+            gate=group["gate"],
+            temperature=group["temperature"],
+            adaptive_noise=group["adaptive_noise"],
+            noise_reference=group["noise_reference"],
+            noise_beta=group["noise_beta"],
+            min_noise_std=group["min_noise_std"],
+            instant_noise_scale=group["instant_noise_scale"],
+            foreach=group["foreach"] is not False,
+            capturable=group["capturable"],
+            **self._direction_settings(group),
+        )
+
+    def _direction_settings(self, group: dict[str, Any]) -> dict[str, Any]:
+        """The settings that say where a step goes: ``beta_utility``, and the moments of Adam-like directions."""
+        raise NotImplementedError
+
+
+def _zero_step(param: Tensor, capturable: bool) -> Tensor:
+    return torch.zeros((), dtype=torch.float32, device=param.device if capturable else None)
+
+
+def _load(name: str, value: Any, param: Tensor, capturable: bool) -> Any:
+    """A saved entry of a parameter's state as this optimizer keeps it."""
+    if name == "step":
+        return _zero_step(param, capturable).copy_(torch.as_tensor(value))
+    if isinstance(value, Tensor):
+        return value.detach().to(param.device, compute_dtype(param.dtype), copy=True)
+    return value
+
+
+def _unpacked(state: dict[str, Any]) -> dict[str, Any]:
+    if "avg_utility" not in state:
+        return state
+    return {**state, "avg_utility": state["avg_utility"].clone(memory_format=torch.preserve_format)}
+
+
+def _validate(group: dict[str, Any]) -> None:
+    lr = group["lr"]
+    if not isinstance(lr, Tensor):
+        check_number("lr", lr, at_least=0)
+    elif lr.numel() != 1:
+        raise ValueError(f"Invalid lr: a tensor of shape {tuple(lr.shape)}; must have one element")
+    for name in ("weight_decay", "sigma", "min_noise_std"):
+        check_number(name, group[name], at_least=0)
+    betas = group.get("betas", (0.0, 0.0))
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(f"Invalid betas: {betas!r}; must be two numbers")
+    decays: dict[str, Any] = {
+        name: group[name] for name in ("beta_utility", "beta1", "beta2", "noise_beta") if name in group
+    }
+    for name, beta in (decays | {"betas[0]": betas[0], "betas[1]": betas[1]}).items():
+        check_number(name, beta, at_least=0, below=1)
+    for name in ("eps", "temperature"):
+        if name in group:
+            check_number(name, group[name], above=0)
+    check_option("gate", group["gate"], get_args(Gate))
+    check_option("noise_reference", group["noise_reference"], get_args(NoiseReference))

@@ -1,0 +1,174 @@
+"""Instruments that show whether a network can still learn. Any PyTorch model, any optimizer.
+
+Use::
+
+    from driftproof.optim import diagnostics
+
+    with diagnostics.record_activations(model) as activations:
+        model(inputs)
+    for name, values in activations.items():
+        print(name, diagnostics.dormant_share(values), diagnostics.effective_rank(values))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from driftproof.optim._core import bias_correction
+from driftproof.optim._optimizer import UPGDBase
+
+ACTIVATIONS: tuple[type[nn.Module], ...] = (
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.SELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.LSTM,
+    nn.GRU,
+    nn.RNN,
+)
+"""Modules whose outputs :func:`record_activations` records by default."""
+
+
+@contextmanager
+def record_activations(
+    model: nn.Module, kinds: tuple[type[nn.Module], ...] = ACTIVATIONS
+) -> Iterator[dict[str, Tensor]]:
+    """Collect the outputs of a model's activations as ``[samples, units]``, by module name.
+
+    Outputs of several forward passes are appended. The units of a recurrent module are those of its output sequence,
+    and those of an image ``[batch, channel, height, width]`` its channels.
+    """
+    recorded: dict[str, Tensor] = {}
+
+    def recorder(name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            values = (output[0] if isinstance(output, tuple) else output).detach()
+            units_last = values.movedim(1, -1) if values.dim() == 4 else values
+            rows = units_last.reshape(-1, units_last.shape[-1])
+            recorded[name] = torch.cat([recorded[name], rows]) if name in recorded else rows
+
+        return hook
+
+    handles = [m.register_forward_hook(recorder(name)) for name, m in model.named_modules() if isinstance(m, kinds)]
+    try:
+        yield recorded
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def dormant_share(activations: Tensor, threshold: float = 0.0) -> float:
+    """Share of units whose mean magnitude is at most ``threshold`` times that of the layer's average unit.
+
+    Sokar et al., "The Dormant Neuron Phenomenon in Deep Reinforcement Learning", ICML 2023 (arXiv 2302.12902).
+
+    Args:
+        activations: ``[samples, units]``.
+        threshold: 0 counts units that are never active; 0.025 and 0.1 are common.
+    """
+    _check_matrix("activations", activations)
+    magnitudes = activations.float().abs().mean(0)
+    return (magnitudes <= threshold * magnitudes.mean()).float().mean().item()
+
+
+def effective_rank(features: Tensor) -> float:
+    """How many directions features really use: the exponential of the entropy of their normalised singular values.
+
+    Between 0 (all features zero) and the smaller dimension. Roy & Vetterli, "The effective rank", EUSIPCO 2007.
+
+    Args:
+        features: ``[samples, units]``.
+    """
+    _check_matrix("features", features)
+    values = torch.linalg.svdvals(features.float())
+    total = values.sum()
+    if total == 0:
+        return 0.0
+    shares = values / total
+    return float(torch.special.entr(shares).sum().exp())
+
+
+def weight_norms(model: nn.Module) -> dict[str, float]:
+    """Root mean square of every parameter by name, and of all of them under ``"all"``."""
+    params = {name: p.detach().float() for name, p in model.named_parameters() if p.numel() > 0}
+    norms = {name: p.square().mean().sqrt().item() for name, p in params.items()}
+    count = sum(p.numel() for p in params.values())
+    norms["all"] = (sum(p.square().sum().item() for p in params.values()) / max(count, 1)) ** 0.5
+    return norms
+
+
+class NoiseToSignal(NamedTuple):
+    """Energy of the gradient of one batch."""
+
+    noise: float
+    """Summed variance over batches."""
+    signal: float
+    """Squared norm of the mean gradient, corrected for the noise in that mean; may be negative if it is all noise."""
+
+    @property
+    def ratio(self) -> float:
+        """Noise over signal; infinite where no signal is left."""
+        return self.noise / self.signal if self.signal > 0 else float("inf")
+
+
+def gradient_noise_to_signal(losses: Iterable[Tensor], parameters: Iterable[Tensor]) -> NoiseToSignal:
+    """Noise and signal in the gradients of several batches at the present parameters.
+
+    Args:
+        losses: The loss of each batch, at least two. A generator keeps memory low: each graph is freed in turn.
+        parameters: What to differentiate by. Their ``.grad`` is not touched.
+    """
+    params = list(parameters)
+    mean = [torch.zeros_like(p) for p in params]
+    scatter = 0.0
+    count = 0
+    for loss in losses:
+        count += 1
+        grads = torch.autograd.grad(loss, params, allow_unused=True)
+        for average, grad in zip(mean, grads, strict=True):
+            delta = (torch.zeros_like(average) if grad is None else grad.detach()) - average
+            average.add_(delta, alpha=1 / count)
+            # Welford: delta against the old mean times delta against the new one.
+            scatter += delta.square().sum().item() * (count - 1) / count
+    if count < 2:
+        raise ValueError(f"Invalid losses: {count} of them; noise needs at least two batches")
+    noise = scatter / (count - 1)
+    signal = sum(average.square().sum().item() for average in mean) - noise / count
+    return NoiseToSignal(noise, signal)
+
+
+def utilities(optimizer: torch.optim.Optimizer) -> Tensor:
+    """The bias-corrected utilities of all weights of a UPGD optimizer, flat."""
+    if not isinstance(optimizer, UPGDBase):
+        raise TypeError(f"utilities are kept by UPGD, AdaptiveUPGD and UPGDW, not by {type(optimizer).__name__}")
+    values = [
+        state["avg_utility"].flatten() / bias_correction(optimizer._settings(group).beta_utility, state["step"].item())
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if (state := optimizer.state.get(param))
+    ]
+    if not values:
+        raise ValueError("the optimizer has no utilities before its first step")
+    return torch.cat([v.to(values[0].device) for v in values])
+
+
+def utility_histogram(optimizer: torch.optim.Optimizer, bins: int = 50) -> tuple[Tensor, Tensor]:
+    """How many weights have which utility: counts ``[bins]`` and edges ``[bins + 1]``."""
+    values = utilities(optimizer).double().cpu()
+    counts, edges = torch.histogram(values, bins)
+    return counts, edges
+
+
+def _check_matrix(name: str, values: Tensor) -> None:
+    if values.dim() != 2 or values.numel() == 0:
+        raise ValueError(f"Invalid {name}: shape {tuple(values.shape)}; must be [samples, units], not empty")

@@ -1,0 +1,122 @@
+"""One UPGD step as a function over groups of tensors.
+
+Per element, with gradient ``g``, parameter ``p`` and step count ``t``::
+
+    u <- beta_utility * u + (1 - beta_utility) * (-g * p)        what removing the weight would cost, to first order
+    û  = u / (1 - beta_utility^t)
+    p <- p * (1 - lr * weight_decay) - c * lr * (direction + noise) * (1 - s)
+
+where the gate ``s`` in (0, 1) is high for useful weights, and is one of
+
+``anchored``
+    ``s = sigmoid(τ û / η)``, ``c = 2``. η is the largest û of all parameters if that is positive, else the largest
+    ``|û|``. A weight of zero utility has ``s = 1/2`` and moves as if there were no gate, whatever the others do.
+``minmax``
+    ``s = sigmoid(2 τ (n - 1/2))``, ``c = 1``, where ``n`` places û between the extremes of all parameters. Nothing is
+    anchored: two outliers decide everybody's step.
+
+Utility after Elsayed & Mahmood, "Addressing Loss of Plasticity and Catastrophic Forgetting in Continual Learning",
+ICLR 2024 (arXiv 2404.00781).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from driftproof.optim import _foreach, _reference
+from driftproof.optim._core import Extremes, Gate, Group, NoiseReference, Scalar, Settings, compute_dtype
+from driftproof.optim._foreach import Scratch
+from driftproof.optim._noise import NoiseSource, RawNoise, draw_noise
+
+__all__ = [
+    "Gate",
+    "Group",
+    "NoiseReference",
+    "NoiseSource",
+    "RawNoise",
+    "Scalar",
+    "Scratch",
+    "Settings",
+    "draw_noise",
+    "upgd_step",
+]
+
+
+@torch.no_grad()
+def upgd_step(
+    groups: Iterable[Group],
+    *,
+    members: bool = False,
+    noise: NoiseSource = draw_noise,
+    scratch: Scratch | None = None,
+) -> None:
+    """Take one step: update the parameters and state of all groups in place.
+
+    Args:
+        groups: Parameters (none of them empty) with their gradients, state and settings. The gate compares utilities
+            across all groups.
+        members: The leading axis of every parameter counts independent learners. Each has its own extremes of
+            utility, its own noise and, where a setting is a tensor ``[M]``, its own setting: the step equals ``M``
+            separate ones.
+        noise: Where noise comes from.
+        scratch: Memory of an earlier step to use again.
+    """
+    scratch = scratch or Scratch()
+    batches = [batch for group in groups for batch in _batches(group)]
+    if not batches:
+        return
+    need_low = any(batch.group.settings.gate == "minmax" for batch in batches)
+    extremes = []
+    for batch in batches:
+        if batch.fast:
+            _foreach.accumulate(batch.group, members)
+            extremes.append(_foreach.utility_extremes(batch.group, members, need_low))
+        else:
+            _reference.accumulate(batch.group, members)
+            extremes.append(_reference.utility_extremes(batch.group, members))
+    overall = Extremes.over(extremes)
+    for batch in batches:
+        params = batch.group.params
+        drawn = noise(sum(p.numel() for p in params), params[0].device) if batch.group.settings.has_noise else None
+        if batch.fast:
+            _foreach.move(batch.group, overall, drawn, members, scratch)
+        else:
+            _reference.move(batch.group, overall, drawn, members)
+        if batch.narrow is not None:
+            torch._foreach_copy_(batch.narrow, batch.group.params)
+
+
+class _Batch(NamedTuple):
+    """Parameters that one call can work on."""
+
+    group: Group
+    fast: bool
+    narrow: list[Tensor] | None
+    """Where results go if ``group`` holds float32 copies of half-precision parameters."""
+
+
+def _batches(group: Group) -> Iterator[_Batch]:
+    """Cut a group into batches of one device, dtype, layout and, where the host may know it, step count."""
+    settings = group.settings
+    lists = [t for t in (group.params, group.grads, group.utilities, group.first_moments, group.second_moments) if t]
+    indices = defaultdict(list)
+    for i, param in enumerate(group.params):
+        fast = settings.foreach and param.device.type in _foreach.DEVICES and all(t[i].is_contiguous() for t in lists)
+        step = None if settings.capturable else group.steps[i].item()
+        indices[param.device, param.dtype, group.grads[i].dtype, fast, step].append(i)
+    for (_, param_dtype, grad_dtype, fast, _), chosen in indices.items():
+        batch = group.select(chosen) if len(chosen) < len(group.params) else group
+        dtype = compute_dtype(param_dtype)
+        if param_dtype == grad_dtype == dtype:
+            yield _Batch(batch, fast, None)
+            continue
+        wide = dataclasses.replace(
+            batch, params=[p.to(dtype) for p in batch.params], grads=[g.to(dtype) for g in batch.grads]
+        )
+        yield _Batch(wide, fast, batch.params)

@@ -1,0 +1,206 @@
+"""UPGD, AdaptiveUPGD and UPGDW: optimizers that protect useful weights and perturb useless ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from driftproof.optim._core import Gate, NoiseReference
+from driftproof.optim._optimizer import UPGDBase
+
+
+class UPGD(UPGDBase):
+    """Utility-based perturbed gradient descent along the gradient.
+
+    Weights of high utility are protected, the others take a noisy step, so that a network keeps both what it knows and
+    the ability to learn (Elsayed & Mahmood, ICLR 2024, arXiv 2404.00781). :mod:`driftproof.optim.functional` has the
+    formulas.
+
+    Args:
+        params: Parameters, or groups of them, as for every ``torch.optim`` optimizer.
+        lr: Step size; a number, or a tensor of one element. Typical: 1e-3 to 1e-1 for this class, and as for Adam for
+            the other two.
+        weight_decay: Decoupled decay, ``p * (1 - lr * weight_decay)``. Raise it to keep weights small over very
+            long training.
+        beta_utility: Memory of the utility, about ``1 / (1 - beta_utility)`` steps. Shorter adapts faster to a
+            change, longer protects what is rarely used.
+        sigma: Standard deviation of the noise added to the direction, before ``lr`` and gate. 0 disables it.
+        gate: How utility becomes protection. ``"anchored"`` leaves a weight of zero utility exactly as it would move
+            without a gate; ``"minmax"`` ranks each weight between the extremes.
+        temperature: Sharpness of the gate; higher protects more of the best weights and frees more of the worst.
+        adaptive_noise: Make the noise of each tensor ``max(sigma * reference, min_noise_std)`` instead of ``sigma``.
+        noise_reference: ``"direction"``, the root mean square of the direction: the ratio of noise to direction then
+            survives any rescaling of the gradients. ``"gradient"``, the norm of the gradient.
+        noise_beta: Memory of the norms, for ``noise_reference="gradient"`` with ``instant_noise_scale=False``.
+        min_noise_std: Least standard deviation of adaptive noise.
+        instant_noise_scale: Take the norm of this step's gradient; ``False``: its average over time.
+        maximize: Ascend instead of descend.
+        foreach: ``False`` selects the slow single-tensor reference form.
+        capturable: Keep step counts on the device, so that the step can be captured in a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-5,
+        weight_decay: float = 1e-3,
+        beta_utility: float = 0.999,
+        sigma: float = 1e-3,
+        *,
+        gate: Gate = "anchored",
+        temperature: float = 1.0,
+        adaptive_noise: bool = False,
+        noise_reference: NoiseReference = "direction",
+        noise_beta: float = 0.999,
+        min_noise_std: float = 1e-6,
+        instant_noise_scale: bool = True,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "beta_utility": beta_utility,
+            "sigma": sigma,
+            "gate": gate,
+            "temperature": temperature,
+            "adaptive_noise": adaptive_noise,
+            "noise_reference": noise_reference,
+            "noise_beta": noise_beta,
+            "min_noise_std": min_noise_std,
+            "instant_noise_scale": instant_noise_scale,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults)
+
+    def _direction_settings(self, group: dict[str, Any]) -> dict[str, Any]:
+        return {"beta_utility": group["beta_utility"]}
+
+
+class AdaptiveUPGD(UPGDBase):
+    """UPGD along Adam's direction ``m̂ / (√v̂ + eps)``, with a memory of its own for the utility.
+
+    ``lr`` means what it means in Adam: with the default gate and no noise, a weight of zero utility takes Adam's step.
+
+    Args:
+        params: As for :class:`UPGD`, and so are ``lr``, ``weight_decay``, ``beta_utility``, ``sigma``, ``gate`` and all
+            that is not named here.
+        beta1: Memory of the first moment.
+        beta2: Memory of the second moment.
+        eps: Added to the root of the second moment.
+    """
+
+    _moment_keys = ("first_moment", "sec_moment")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-5,
+        weight_decay: float = 1e-3,
+        beta_utility: float = 0.999,
+        sigma: float = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        adaptive_noise: bool = False,
+        noise_beta: float = 0.999,
+        min_noise_std: float = 1e-6,
+        instant_noise_scale: bool = True,
+        *,
+        gate: Gate = "anchored",
+        temperature: float = 1.0,
+        noise_reference: NoiseReference = "direction",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "beta_utility": beta_utility,
+            "sigma": sigma,
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": eps,
+            "adaptive_noise": adaptive_noise,
+            "noise_beta": noise_beta,
+            "min_noise_std": min_noise_std,
+            "instant_noise_scale": instant_noise_scale,
+            "gate": gate,
+            "temperature": temperature,
+            "noise_reference": noise_reference,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults)
+
+    def _direction_settings(self, group: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "beta_utility": group["beta_utility"],
+            "betas": (group["beta1"], group["beta2"]),
+            "eps": group["eps"],
+        }
+
+
+class UPGDW(UPGDBase):
+    """UPGD along Adam's direction with AdamW's arguments: a replacement for AdamW in place.
+
+    Args:
+        params: As for :class:`UPGD`, and so is all that is not named here.
+        betas: Memory of the two moments; the second is also the memory of the utility.
+        eps: Added to the root of the second moment.
+        amsgrad: Not supported.
+    """
+
+    _moment_keys = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        sigma: float = 1e-3,
+        amsgrad: bool = False,
+        *,
+        gate: Gate = "anchored",
+        temperature: float = 1.0,
+        adaptive_noise: bool = False,
+        noise_reference: NoiseReference = "direction",
+        noise_beta: float = 0.999,
+        min_noise_std: float = 1e-6,
+        instant_noise_scale: bool = True,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        if amsgrad:
+            raise NotImplementedError("UPGDW does not support amsgrad=True")
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "sigma": sigma,
+            "gate": gate,
+            "temperature": temperature,
+            "adaptive_noise": adaptive_noise,
+            "noise_reference": noise_reference,
+            "noise_beta": noise_beta,
+            "min_noise_std": min_noise_std,
+            "instant_noise_scale": instant_noise_scale,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults)
+
+    def _direction_settings(self, group: dict[str, Any]) -> dict[str, Any]:
+        return {"beta_utility": group["betas"][1], "betas": tuple(group["betas"]), "eps": group["eps"]}

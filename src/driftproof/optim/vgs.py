@@ -1,0 +1,331 @@
+"""Variance gradient scaling: smaller steps while gradients are mostly noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from driftproof.optim._arguments import check_number, check_option
+from driftproof.optim._gradient_statistics import GradientStatistics, Statistic, gradient_totals, scale_all
+from driftproof.optim._step_scaling import StepScaling
+
+ApplyTo: TypeAlias = Literal["gradient", "update"]
+
+_HISTORY = 512
+"""How many factors are remembered for their quantiles."""
+
+_EXTREMES_EVERY = 4
+"""On a CPU, the largest magnitude of the gradient is averaged over every fourth step."""
+
+
+class _Logger(Protocol):
+    def record(self, key: str, value: Any) -> None: ...
+
+
+class VarianceGradientScaler:
+    """Measures how noisy gradients are over time, and shrinks them, or the steps along them, accordingly.
+
+    Over time, a tensor's gradients have a mean, the signal, and a variance around it, the noise. With ``v`` the ratio
+    of noise to signal, they are ``√(1 + v)`` times as long as their mean. The geometric mean of that over all tensors,
+    less one, is the *normalised variance* ``nv``: 0 without noise, 13 for nothing but noise at the default ``beta``. It
+    sets the factor ``clip(1 / (1 + alpha * min(nv, variance_cap)), min_scaling_factor, 1)``. Every tensor counts and
+    none rules: percentiles are ruled by few tensors, and pooling by the one with the largest gradients.
+    ``benchmarks/vgs.py`` compares them on gradients of PPO and of classifiers. Rescaling gradients by a constant
+    changes nothing.
+
+    Use::
+
+        loss.backward()
+        scaler.scale_gradients()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        scaler.step()
+
+    Adam-like directions cancel a constant factor on the gradients: with them, ``apply_to="gradient"`` acts only while
+    the factor changes. ``apply_to="update"`` shrinks the step itself to ``p_old + factor * (p_new - p_old)``, weight
+    decay and noise included; it needs :meth:`attach`. For the theory of such factors see Balles & Hennig, "Dissecting
+    Adam", 2018 (arXiv 1705.07774).
+
+    Learning rates are never touched, and nothing waits for the device unless a ``get_...`` method or the logger wants
+    a Python number. Several scalers may share an optimizer, each with parameters of its own, such as one group.
+
+    Args:
+        parameters: Tensors, or pairs of name and tensor; ``None``: to be given to :meth:`update_parameters`.
+        enabled: If not, the factor is 1 and nothing is measured.
+        beta: Memory of the averages, about ``1 / (1 - beta)`` steps. It bounds what can be told apart: in pure noise,
+            ``v`` reads about ``(1 + beta) / (1 - beta)``.
+        alpha: Strength: where ``alpha * nv = 1``, the factor is 1/2.
+        eps: Least signal, relative to the energy of the gradient.
+        warmup_steps: Steps in which averages are gathered and nothing is scaled.
+        min_scaling_factor: Least factor.
+        variance_cap: Largest normalised variance that counts.
+        statistic: What ``v`` is. ``"elementwise"``: the variance over time of every element, summed over the tensor,
+            over the sum of the squared means; keeps a float32 for each element. ``"spatial_mean"``: the variance over
+            time of the tensor's mean gradient, over its squared mean; keeps next to nothing, and is blind to noise that
+            cancels within a tensor, such as elements that flip their signs against each other.
+        apply_to: ``"gradient"`` or ``"update"``.
+        logger: Anything with ``record(key, value)``; gets the metrics as numbers in every :meth:`step`.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]] | None = None,
+        enabled: bool = True,
+        beta: float = 0.99,
+        alpha: float = 0.1,
+        eps: float = 1e-8,
+        warmup_steps: int = 100,
+        min_scaling_factor: float = 0.1,
+        variance_cap: float = 50.0,
+        statistic: Statistic = "elementwise",
+        apply_to: ApplyTo = "gradient",
+        logger: _Logger | None = None,
+    ) -> None:
+        check_number("beta", beta, at_least=0, below=1)
+        check_number("alpha", alpha, at_least=0)
+        check_number("eps", eps, above=0)
+        check_number("warmup_steps", warmup_steps, at_least=0)
+        check_number("min_scaling_factor", min_scaling_factor, above=0, at_most=1)
+        check_number("variance_cap", variance_cap, above=0)
+        check_option("statistic", statistic, get_args(Statistic))
+        check_option("apply_to", apply_to, get_args(ApplyTo))
+        self.enabled = enabled
+        self.beta = beta
+        self.alpha = alpha
+        self.eps = eps
+        self.warmup_steps = warmup_steps
+        self.min_scaling_factor = min_scaling_factor
+        self.variance_cap = variance_cap
+        self.statistic: Statistic = statistic
+        self.apply_to: ApplyTo = apply_to
+        self.logger = logger
+        self._statistics = GradientStatistics([], [], statistic)
+        self._named = False
+        self._step_count = torch.zeros(())
+        self._factor = torch.ones(())
+        self._history = torch.full((_HISTORY,), math.nan)
+        self._recorded = torch.zeros((), dtype=torch.long)
+        self._step_scaling = StepScaling()
+        if parameters is not None:
+            self.update_parameters(parameters)
+
+    @property
+    def step_count(self) -> int:
+        """Steps counted so far."""
+        return int(self._step_count)
+
+    @torch.no_grad()
+    def scale_gradients(self) -> Tensor:
+        """Fold the raw gradients into the averages, then scale them, or have the next step of the optimizer scaled.
+
+        Returns:
+            The factor, a 0-dim tensor.
+        """
+        if not self.enabled:
+            return self._factor.fill_(1)
+        if self.apply_to == "update" and not self._step_scaling.attached:
+            raise RuntimeError('apply_to="update" scales the steps of an optimizer: call attach(optimizer) first')
+        if not self._fold():
+            return self._factor.fill_(1)
+        self._factor.copy_(self._factor_for(self._normalized_variance()))
+        self._history.index_copy_(0, self._recorded.remainder(_HISTORY).view(1), self._factor.view(1))
+        self._recorded.add_(1)
+        params = [p for p in self._statistics.params if p.grad is not None]
+        if self.apply_to == "update":
+            self._step_scaling.arm(params, self._factor)
+        else:
+            # The last to be folded are the first to be scaled: they are still in the cache.
+            scale_all(_gradients(params)[::-1], self._factor)
+        return self._factor
+
+    @torch.no_grad()
+    def update_statistics(self) -> None:
+        """Fold the gradients into the averages without scaling anything."""
+        if self.enabled:
+            self._fold()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Count the step, after that of the optimizer, and log."""
+        self._step_count.add_(1)
+        if self.logger is not None:
+            for key, value in self.metrics().items():
+                self.logger.record(key, value.item())
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Scale the steps of ``optimizer``, and of no other. For ``apply_to="update"``."""
+        if self.apply_to != "update":
+            raise RuntimeError(f'attach() is for apply_to="update", not {self.apply_to!r}')
+        theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(p) in theirs for p in self._statistics.params):
+            raise ValueError(
+                "the optimizer has none of the scaler's parameters: call update_parameters() before attach()"
+            )
+        self._step_scaling.attach(optimizer)
+
+    def detach(self) -> None:
+        """Leave the attached optimizer, if any, alone."""
+        self._step_scaling.detach()
+
+    @torch.no_grad()
+    def update_parameters(self, parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]]) -> None:
+        """Follow these parameters from now on, and keep the averages of those that were there before.
+
+        A parameter is recognised as the same tensor, or by its name. Where no tensor is the same and there are no
+        names, as after a model was built again, position and shape decide.
+        """
+        keys, params, named = _with_keys(parameters)
+        old, new = self._statistics, GradientStatistics(keys, params, self.statistic)
+        new.adopt(old, _sources(old, new, by_name=named and self._named))
+        self._statistics, self._named = new, named
+        for name in ("_step_count", "_factor", "_history", "_recorded"):
+            setattr(self, name, getattr(self, name).to(new.device))
+
+    def reset_statistics(self) -> None:
+        """Forget all averages and the step count, so that the warm-up begins again."""
+        old = self._statistics
+        self._statistics = GradientStatistics(old.keys, old.params, self.statistic)
+        self._step_count.zero_()
+        self._factor.fill_(1)
+        self.reset_history()
+
+    def reset_history(self) -> None:
+        """Begin a new stretch for the quantiles of the factor in :meth:`metrics`, such as an update of an agent."""
+        self._history.fill_(math.nan)
+        self._recorded.zero_()
+
+    def get_normalized_variance(self) -> float:
+        """The present normalised variance of all tensors together, before the cap."""
+        return float(self._normalized_variance())
+
+    def get_scaling_factor(self) -> float:
+        """The factor of the last :meth:`scale_gradients`."""
+        return float(self._factor)
+
+    @torch.no_grad()
+    def compute_gradient_statistics(self) -> dict[str, Tensor]:
+        """Norm, mean, variance over elements and largest magnitude of the present gradient; zeros without any."""
+        return gradient_totals(_gradients(self._statistics.params), self._factor.device)
+
+    @torch.no_grad()
+    def metrics(self) -> dict[str, Tensor]:
+        """The state of the scaler as 0-dim tensors, which nothing has waited for.
+
+        Quantiles of the factor are over the calls of :meth:`scale_gradients` since :meth:`reset_history`, the last 512
+        at most; those of the variance are over the tensors. On a CPU, ``vgs/grad_max_ema`` is over every fourth step.
+        """
+        averages = self._statistics.total_averages()
+        metrics = {f"vgs/{name}_ema": value.nan_to_num(0) for name, value in averages.items()}
+        metrics["vgs/normalized_variance"] = self._normalized_variance()
+        metrics["vgs/scaling_factor"] = self._factor.clone()
+        metrics["vgs/step_count"] = self._step_count.clone()
+        metrics["vgs/warmup_active"] = (self._step_count < self.warmup_steps).float()
+        variances = self._statistics.variances(self.eps)
+        for percent in (10, 50, 90):
+            metrics[f"vgs/scaling_factor_p{percent}"] = self._history.nanquantile(percent / 100).nan_to_num(1)
+            metrics[f"vgs/tensor_variance_p{percent}"] = variances.nanquantile(percent / 100).nan_to_num(0)
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the averages, the step count and the factor. Settings are not part of it."""
+        return {
+            "statistic": self.statistic,
+            "named": self._named,
+            "step_count": self._step_count.clone(),
+            "factor": self._factor.clone(),
+            **self._statistics.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue as the saved scaler would have. The parameters may also be given afterwards.
+
+        Raises:
+            ValueError: The state does not fit; nothing has changed.
+        """
+        if state_dict.get("statistic") != self.statistic:
+            raise ValueError(
+                f"the state has statistic {state_dict.get('statistic')!r}: build the scaler with that, "
+                f"not {self.statistic!r}"
+            )
+        try:
+            named, step_count, factor = (state_dict[key] for key in ("named", "step_count", "factor"))
+            loaded = GradientStatistics.from_state_dict(state_dict, self.statistic)
+        except KeyError as error:
+            raise ValueError(f"the state lacks {error}") from None
+        current = self._statistics
+        if current.params:
+            sources = _sources(loaded, current, by_name=named and self._named)
+            missing = [key for key, source in zip(current.keys, sources, strict=True) if source is None]
+            unknown = [key for i, key in enumerate(loaded.keys) if i not in sources]
+            if missing or unknown:
+                raise ValueError(
+                    f"the state does not fit: nothing of the right shape for parameters {missing}, no use for {unknown}"
+                )
+            current.adopt(loaded, sources)
+        else:
+            self._statistics, self._named = loaded, named
+        self._step_count.copy_(torch.as_tensor(step_count))
+        self._factor.copy_(torch.as_tensor(factor))
+        self.reset_history()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A logger belongs to a place, not to the scaler.
+        return {**self.__dict__, "logger": None}
+
+    def _fold(self) -> bool:
+        statistics = self._statistics
+        if statistics.params and statistics.params[0].device != statistics.device:
+            # The model was moved.
+            params = statistics.params
+            self.update_parameters(zip(statistics.keys, params, strict=True) if self._named else params)
+        # The largest magnitude is costly on a CPU, where reading the step count is free.
+        every = _EXTREMES_EVERY if self._statistics.on_host else 1
+        extremes = every == 1 or self.step_count % every == 0
+        return self._statistics.fold(self.beta, extremes)
+
+    def _normalized_variance(self) -> Tensor:
+        """How much longer gradients are than their mean, as a geometric mean over tensors; 0 before any gradient."""
+        return self._statistics.variances(self.eps).log1p().nanmean().div(2).expm1().nan_to_num(0)
+
+    def _factor_for(self, variance: Tensor) -> Tensor:
+        factor = (1 / (1 + self.alpha * variance.clamp_max(self.variance_cap))).clamp(self.min_scaling_factor, 1)
+        return torch.where(self._step_count < self.warmup_steps, 1.0, factor)
+
+
+def _gradients(params: Iterable[Tensor]) -> list[Tensor]:
+    return [p.grad for p in params if p.grad is not None]
+
+
+def _sources(old: GradientStatistics, new: GradientStatistics, by_name: bool) -> list[int | None]:
+    """For every new parameter, which of the old ones it is."""
+    positions = {id(param): i for i, param in enumerate(old.params)}
+    same = [positions.get(id(param)) for param in new.params]
+    if by_name:
+        names = {key: i for i, key in enumerate(old.keys)}
+        candidates = [names.get(key) if i is None else i for key, i in zip(new.keys, same, strict=True)]
+    elif any(i is not None for i in same):
+        candidates = same
+    else:
+        candidates = [i if i < len(old.keys) else None for i in range(len(new.params))]
+    pairs = zip(candidates, new.params, strict=True)
+    return [i if i is not None and old.fits(i, param) else None for i, param in pairs]
+
+
+def _with_keys(parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]]) -> tuple[list[str], list[Tensor], bool]:
+    """A key for each tensor, the tensors, and whether the keys are names that the caller gave."""
+    entries: list[Any] = list(parameters)
+    named = bool(entries) and isinstance(entries[0], tuple)
+    pairs = entries if named else [(str(i), entry) for i, entry in enumerate(entries)]
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], Tensor):
+            raise TypeError(f"parameters must be tensors, or pairs of name and tensor, not {pair!r}")
+    keys = [str(key) for key, _ in pairs]
+    if len(set(keys)) != len(keys):
+        raise ValueError("the names of parameters must be unique")
+    return keys, [param for _, param in pairs], named

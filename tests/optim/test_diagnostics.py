@@ -1,0 +1,114 @@
+"""The instruments read known networks rightly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, diagnostics
+
+from .helpers import parameters, set_gradients
+
+
+def relu_net():
+    return nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
+def test_dormant_units_are_counted_by_layer():
+    model = relu_net()
+    with torch.no_grad():
+        model[0].bias[:3] = -1e6
+    with diagnostics.record_activations(model) as activations:
+        model(torch.randn(50, 4))
+        model(torch.randn(30, 4))
+    assert {name: tuple(v.shape) for name, v in activations.items()} == {"1": (80, 10), "3": (80, 6)}
+    assert diagnostics.dormant_share(activations["1"]) == pytest.approx(0.3)
+    model(torch.randn(5, 4))
+    assert activations["1"].shape[0] == 80
+
+
+def test_dormancy_is_relative_to_the_layer():
+    activations = torch.tensor([[1.0, 1.0, 1.0, 0.05]]).repeat(10, 1)
+    assert diagnostics.dormant_share(activations) == 0.0
+    assert diagnostics.dormant_share(activations, threshold=0.1) == 0.25
+    assert diagnostics.dormant_share(1e6 * activations, threshold=0.1) == 0.25
+    assert diagnostics.dormant_share(torch.zeros(10, 4)) == 1.0
+
+
+def test_recurrent_and_image_units():
+    model = nn.ModuleDict({"lstm": nn.LSTM(3, 7), "relu": nn.ReLU()})
+    with diagnostics.record_activations(model) as activations:
+        model["lstm"](torch.randn(5, 2, 3))
+        model["relu"](torch.randn(2, 6, 8, 8))
+    assert activations["lstm"].shape == (10, 7)
+    assert activations["relu"].shape == (2 * 64, 6)
+
+
+def test_effective_rank_counts_directions():
+    basis = torch.linalg.qr(torch.randn(20, 20)).Q
+    for rank in (1, 3, 20):
+        features = torch.randn(500, rank).div(1) @ torch.eye(rank, 20) @ basis
+        flat = torch.linalg.qr(features @ basis.T[:, :rank]).Q @ basis[:rank]
+        assert diagnostics.effective_rank(flat) == pytest.approx(rank, rel=1e-3)
+    assert diagnostics.effective_rank(torch.zeros(10, 5)) == 0.0
+    uneven = torch.diag(torch.tensor([100.0, 1.0, 1.0]))
+    assert 1 < diagnostics.effective_rank(uneven) < 1.2
+
+
+@pytest.mark.parametrize("function", [diagnostics.dormant_share, diagnostics.effective_rank])
+def test_wrong_shapes_are_named(function):
+    with pytest.raises(ValueError, match=r"shape \(3, 2, 1\)"):
+        function(torch.zeros(3, 2, 1))
+    with pytest.raises(ValueError, match="not empty"):
+        function(torch.zeros(0, 2))
+
+
+def test_weight_norms():
+    model = nn.Linear(2, 1)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[3.0, 5.0]]))
+        model.bias.fill_(2.0)
+    norms = diagnostics.weight_norms(model)
+    assert norms == pytest.approx({"weight": 17**0.5, "bias": 2.0, "all": (38 / 3) ** 0.5})
+
+
+def test_gradient_noise_and_signal_of_a_known_loss():
+    """The gradient of w * (mu + noise) is mu + noise itself."""
+    weight = nn.Parameter(torch.zeros(1000))
+    unused = nn.Parameter(torch.zeros(3))
+    mean, deviation, batches = 0.5, 2.0, 400
+    losses = ((weight * (mean + deviation * torch.randn(1000))).sum() for _ in range(batches))
+    result = diagnostics.gradient_noise_to_signal(losses, [weight, unused])
+    assert result.noise == pytest.approx(1000 * deviation**2, rel=0.02)
+    assert result.signal == pytest.approx(1000 * mean**2, rel=0.1)
+    assert result.ratio == pytest.approx(deviation**2 / mean**2, rel=0.1)
+    assert weight.grad is None
+
+
+def test_gradient_that_is_all_noise_has_an_infinite_ratio():
+    weight = nn.Parameter(torch.zeros(2))
+    signs = torch.tensor([1.0, -1.0])
+    result = diagnostics.gradient_noise_to_signal([(s * weight).sum() for s in signs], [weight])
+    assert result.ratio == float("inf")
+    with pytest.raises(ValueError, match="at least two"):
+        diagnostics.gradient_noise_to_signal([weight.sum()], [weight])
+
+
+@pytest.mark.parametrize("optimizer_class", [UPGD, AdaptiveUPGD, UPGDW])
+def test_utilities_and_their_histogram(optimizer_class):
+    params = parameters((4, 3), (5,))
+    optimizer = optimizer_class(params)
+    with pytest.raises(ValueError, match="first step"):
+        diagnostics.utilities(optimizer)
+    before = torch.cat([p.detach().flatten() for p in params])
+    set_gradients(params, 0)
+    expected = -before * torch.cat([p.grad.flatten() for p in params])
+    optimizer.step()
+    torch.testing.assert_close(diagnostics.utilities(optimizer), expected, rtol=1e-4, atol=1e-6)
+    counts, edges = diagnostics.utility_histogram(optimizer, bins=8)
+    assert counts.sum() == 17
+    assert edges.shape == (9,)
+    assert edges[0] == pytest.approx(expected.min().item(), rel=1e-4)
+    with pytest.raises(TypeError, match="not by SGD"):
+        diagnostics.utilities(torch.optim.SGD(params, lr=0.1))
