@@ -228,6 +228,19 @@ class TestPyTorch:
         optimizer.zero_grad()
         assert all(p.grad is None for p in params)
 
+    @pytest.mark.parametrize("optimizer_class", OPTIMIZERS)
+    def test_capture_in_a_graph_needs_capturable(self, optimizer_class, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        params, optimizer = parameters((3,)), None
+        for capturable in (True, False):
+            optimizer = optimizer_class(params, capturable=capturable)
+            set_gradients(params, 0)
+            if capturable:
+                optimizer.step()
+        with pytest.raises(RuntimeError, match="capturable=True"):
+            optimizer.step()
+
     def test_gradients_are_not_changed(self):
         for optimizer_class in (UPGD, UPGDW):
             params = parameters(*SHAPES)

@@ -42,6 +42,7 @@ class Scratch:
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
         self._views: dict[tuple[object, ...], tuple[Tensor, list[Tensor]]] = {}
+        self._sizes: dict[tuple[object, ...], Tensor] = {}
 
     def like(self, name: str, tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Uninitialised memory for all of ``tensors``: flat, and as views of their shapes."""
@@ -58,6 +59,13 @@ class Scratch:
                 buffer = self._buffers[name, dtype] = torch.empty(count, dtype=dtype)
             self._views[key] = buffer[:count], unflatten(buffer[:count], tensors)
         return self._views[key]
+
+    def spread(self, values: Tensor, tensors: list[Tensor]) -> Tensor:
+        """Repeat value ``i`` as often as tensor ``i`` has elements: ``[tensors]`` to ``[elements]``."""
+        key = (values.device, *(t.shape for t in tensors))
+        if key not in self._sizes:
+            self._sizes[key] = torch.tensor([t.numel() for t in tensors], device=values.device)
+        return values.repeat_interleave(self._sizes[key], output_size=sum(t.numel() for t in tensors))
 
 
 def pack(tensors: list[Tensor]) -> list[Tensor]:
@@ -92,21 +100,23 @@ def utility_extremes(group: Group, members: bool, need_low: bool) -> Extremes:
     Unless ``need_low``, the smallest is exact only where the largest is not positive. The anchored gate reads it
     nowhere else, and most steps save a pass over the utilities.
     """
+    corrections = _bias_corrections(group, group.settings.beta_utility, members)
     if members:
         rows = [u.flatten(1) for u in group.utilities]
-        highs = _corrected(group, [r.amax(1) for r in rows]).amax(0)
+        highs = _corrected([r.amax(1) for r in rows], corrections).amax(0)
         if highs.is_cpu and not need_low and bool((highs > 0).all()):
             return Extremes(highs, highs)
-        return Extremes(_corrected(group, [r.amin(1) for r in rows]).amin(0), highs)
+        return Extremes(_corrected([r.amin(1) for r in rows], corrections).amin(0), highs)
     utilities = group.utilities if group.settings.capturable else group.utility_runs
     if utilities[0].is_cpu:
-        high = _corrected(group, [u.amax() for u in utilities]).amax().item()
-        low = high if high > 0 and not need_low else _corrected(group, [u.amin() for u in utilities]).amin().item()
-        return Extremes(low, high)
-    largest = _corrected(group, torch._foreach_max(utilities)).amax()
+        high = _corrected([u.amax() for u in utilities], corrections).amax().item()
+        if high > 0 and not need_low:
+            return Extremes(high, high)
+        return Extremes(_corrected([u.amin() for u in utilities], corrections).amin().item(), high)
+    largest = _corrected(torch._foreach_max(utilities), corrections).amax()
     if need_low:
-        return Extremes(_corrected(group, [u.amin() for u in utilities]).amin(), largest)
-    return Extremes(-_corrected(group, torch._foreach_norm(utilities, torch.inf)).amax(), largest)
+        return Extremes(_corrected([u.amin() for u in utilities], corrections).amin(), largest)
+    return Extremes(-_corrected(torch._foreach_norm(utilities, torch.inf), corrections).amax(), largest)
 
 
 def move(group: Group, extremes: Extremes, noise: RawNoise | None, members: bool, scratch: Scratch) -> None:
@@ -186,7 +196,7 @@ def _noise_references(group: Group, directions: list[Tensor], members: bool) -> 
         return [n / elements(d, members) ** 0.5 for n, d in zip(_norms(directions, members), directions, strict=True)]
     if settings.instant_noise_scale:
         return _norms(group.grads, members)
-    corrections = _bias_corrections(group, settings.noise_beta)
+    corrections = _bias_corrections(group, settings.noise_beta, members)
     if isinstance(corrections, Tensor):
         return list(torch._foreach_div(group.norm_emas, list(corrections.unbind())))
     return list(torch._foreach_div(group.norm_emas, corrections))
@@ -195,34 +205,48 @@ def _noise_references(group: Group, directions: list[Tensor], members: bool) -> 
 def _apply_gate(group: Group, flat: Tensor, extremes: Extremes, members: bool, scratch: Scratch) -> None:
     """Multiply the directions by ``1 - s``."""
     settings = group.settings
-    utilities = group.utilities if members or settings.capturable else group.utility_runs
+    corrections = _bias_corrections(group, settings.beta_utility, members)
     if settings.gate == "anchored":
         # All that turns u into the argument of the sigmoid: bias correction, η and τ.
-        divisors = _corrections_times(extremes.anchor(flat.dtype) / settings.temperature, group, len(utilities))
-        if not any(isinstance(divisor, Tensor) for divisor in divisors):
-            _multiply_by_sigmoid(flat, utilities, [-1 / float(divisor) for divisor in divisors])
+        divisors = _divisors(corrections, extremes.anchor(flat.dtype) / settings.temperature, flat.dtype)
+        if not isinstance(divisors, Tensor) and flat.is_cpu:
+            _multiply_by_sigmoid(flat, group.utility_runs, -1 / divisors)
             return
-        gates, views = scratch.like("gates", utilities)
-        _divide(utilities, divisors, out=views)
+        gates, _ = _quotients(group, divisors, members, scratch)
     else:
         low, high = extremes
-        gates, views = scratch.like("gates", utilities)
-        _divide(utilities, _corrections_times(1.0, group, len(utilities)), out=views)
-        torch._foreach_add_(views, _each(-low, views))
-        torch._foreach_mul_(views, _each(1 / (high - low + MINMAX_EPS), views))
+        gates, views = _quotients(group, _divisors(corrections, 1.0, flat.dtype), members, scratch)
+        parts = views if members else [gates]
+        for part in parts:
+            part.sub_(per_member(low, part)).mul_(per_member(1 / (high - low + MINMAX_EPS), part))
         gates.clamp_(0, 1).sub_(0.5)
-        torch._foreach_mul_(views, _each(2 * settings.temperature, views))
+        for part in parts:
+            part.mul_(per_member(2 * settings.temperature, part))
     flat.addcmul_(flat, gates.sigmoid_(), value=-1)
 
 
-def _multiply_by_sigmoid(flat: Tensor, arguments: list[Tensor], slopes: list[float]) -> None:
+def _multiply_by_sigmoid(flat: Tensor, arguments: list[Tensor], slope: float) -> None:
     """``flat *= sigmoid(slope * argument)`` in one pass: torch computes that as the derivative of softplus."""
-    start = 0
-    for argument, slope in zip(arguments, slopes, strict=True):
-        part = flat[start : start + argument.numel()]
+    for part, argument in zip(unflatten(flat, arguments), arguments, strict=True):
         # Beyond the threshold the sigmoid counts as 1: exp(50) is finite, and 1 - sigmoid(50) is not representable.
         torch.ops.aten.softplus_backward.grad_input(part, argument, slope, 50.0, grad_input=part)
-        start += argument.numel()
+
+
+def _quotients(group: Group, divisors: Scalar, members: bool, scratch: Scratch) -> tuple[Tensor, list[Tensor]]:
+    """The utilities over ``divisors``, in scratch memory: flat, and by parameter."""
+    flat, views = scratch.like("gates", group.utilities)
+    capturable = group.settings.capturable
+    if members:
+        for i, (utility, view) in enumerate(zip(group.utilities, views, strict=True)):
+            divisor = divisors[i] if capturable and isinstance(divisors, Tensor) else divisors
+            torch.div(utility, per_member(divisor, utility), out=view)
+        return flat, views
+    runs = group.utility_runs
+    utilities = runs[0] if len(runs) == 1 else torch.cat(runs)
+    if capturable and isinstance(divisors, Tensor):
+        divisors = scratch.spread(divisors, group.utilities)
+    torch.div(utilities, divisors, out=flat)
+    return flat, views
 
 
 def _descend(group: Group, steps: list[Tensor]) -> None:
@@ -249,39 +273,28 @@ def _descend(group: Group, steps: list[Tensor]) -> None:
     )
 
 
-def _divide(tensors: list[Tensor], divisors: list[Scalar], out: list[Tensor]) -> None:
-    for tensor, divisor, quotient in zip(tensors, divisors, out, strict=True):
-        torch.div(tensor, per_member(divisor, tensor), out=quotient)
+def _bias_corrections(group: Group, beta: Scalar, members: bool) -> Scalar:
+    """``1 - beta^t``: a number, or ``[M]`` of them, for all parameters.
 
-
-def _bias_corrections(group: Group, beta: Scalar) -> Scalar:
-    """``1 - beta^t``, like beta; with a leading axis ``[parameters]`` where the host may not know the counts ``t``."""
-    return bias_correction(beta, torch.stack(group.steps) if group.settings.capturable else group.steps[0].item())
-
-
-def _corrections_times(value: Scalar, group: Group, count: int) -> list[Scalar]:
-    """The bias corrections of ``count`` utilities times a value: numbers, 0-dim tensors or ``[M]``, to divide by.
-
-    Never below a normal number, even where the product would underflow: 0/0 is NaN.
+    Where the host may not know the counts ``t``, one for each parameter: ``[parameters]``, or with a member axis
+    ``[parameters, 1 or M]``.
     """
-    tiny = torch.finfo(group.utilities[0].dtype).tiny
-    corrections = _bias_corrections(group, group.settings.beta_utility)
-    if group.settings.capturable:
-        assert isinstance(corrections, Tensor)
-        if corrections.dim() == 1 and isinstance(value, Tensor):
-            corrections = corrections.view(-1, *(1,) * value.dim())
-        return list((corrections * value).clamp_min(tiny).unbind())
-    product = value * corrections
-    return [product.clamp_min(tiny) if isinstance(product, Tensor) else max(product, tiny)] * count
+    if not group.settings.capturable:
+        return bias_correction(beta, group.steps[0].item())
+    corrections = torch.as_tensor(bias_correction(beta, torch.stack(group.steps)))
+    return corrections.unsqueeze(1) if members and corrections.dim() == 1 else corrections
 
 
-def _corrected(group: Group, values: Sequence[Tensor]) -> Tensor:
-    """Values (0-dim or ``[M]``) of the utilities, bias-corrected and stacked."""
-    stacked = torch.stack(tuple(values))
-    corrections = _bias_corrections(group, group.settings.beta_utility)
-    if isinstance(corrections, Tensor) and group.settings.capturable and corrections.dim() == 1:
-        corrections = corrections.view(-1, *(1,) * (stacked.dim() - 1))
-    return stacked / corrections
+def _divisors(corrections: Scalar, value: Scalar, dtype: torch.dtype) -> Scalar:
+    """Bias corrections times a value, never below a normal number: the product may underflow, and 0/0 is NaN."""
+    product = corrections * value
+    tiny = torch.finfo(dtype).tiny
+    return product.to(dtype).clamp_min(tiny) if isinstance(product, Tensor) else max(product, tiny)
+
+
+def _corrected(values: Sequence[Tensor], corrections: Scalar) -> Tensor:
+    """Values (0-dim or ``[M]``) of the utilities, stacked and bias-corrected."""
+    return torch.stack(tuple(values)) / corrections
 
 
 def _norms(tensors: list[Tensor], members: bool) -> list[Tensor]:
