@@ -107,7 +107,7 @@ def cpu_steps(rounds: int) -> list[str]:
         sections.append(common.show_table(title, ["step", "ms", "to AdamW foreach", "state bytes per parameter"], rows))
         if model_name == "LSTM agent":
             sections.append(promises(times))
-            plot(times, title)
+            plot(times, title, "optim_speed.png")
     return sections
 
 
@@ -205,6 +205,8 @@ def cuda_steps(rounds: int) -> list[str]:
         title = f"{model_name}: {tensors} tensors, {count / 1e6:.2f}M parameters, {torch.cuda.get_device_name()}"
         columns = ["step", "eager µs", "to AdamW foreach", "CUDA graph µs", "to AdamW foreach"]
         sections.append(common.show_table(title, columns, rows))
+        if model_name == "LSTM agent":
+            plot(times, title, "optim_speed_cuda.png")
     return sections
 
 
@@ -221,7 +223,7 @@ def capture(step: Callable[[], object]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def plot(times: dict[str, np.ndarray], title: str) -> None:
+def plot(times: dict[str, np.ndarray], title: str, path: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -239,7 +241,7 @@ def plot(times: dict[str, np.ndarray], title: str) -> None:
     axes.xaxis.set_visible(False)
     figure.tight_layout()
     common.RESULTS.mkdir(exist_ok=True)
-    figure.savefig(common.RESULTS / "optim_speed.png", dpi=150)
+    figure.savefig(common.RESULTS / path, dpi=150)
 
 
 def main() -> None:

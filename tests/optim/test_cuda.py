@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from driftproof.optim import UPGD, VarianceGradientScaler
+from driftproof.optim import UPGD, AdaptiveUPGD, VarianceGradientScaler
 
 from .helpers import NOISES, OPTIMIZERS, assert_equal, parameters, set_gradients, values
 
@@ -42,7 +43,9 @@ def no_synchronisation():
 
 def forbid_synchronisation():
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
 
 
 @pytest.mark.parametrize("capturable", [False, True])
@@ -264,7 +267,7 @@ def test_scaler_equals_that_on_a_cpu_and_follows_a_moved_model(statistic):
 def test_grad_scaler_and_autocast():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1)).cuda()
-    optimizer = UPGD(model.parameters(), lr=0.05, weight_decay=0.0)
+    optimizer = AdaptiveUPGD(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cuda")
     inputs = torch.randn(256, 8, device="cuda")
     targets = inputs.sum(1, keepdim=True).sin()
@@ -277,4 +280,4 @@ def test_grad_scaler_and_autocast():
         scaler.step(optimizer)
         scaler.update()
         losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < 0.3 * losses[0]

@@ -42,7 +42,7 @@ class Scratch:
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
         self._views: dict[tuple[object, ...], tuple[Tensor, list[Tensor]]] = {}
-        self._sizes: dict[tuple[object, ...], Tensor] = {}
+        self._spreads: dict[tuple[object, ...], tuple[Tensor, list[Tensor]]] = {}
 
     def like(self, name: str, tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Uninitialised memory for all of ``tensors``: flat, and as views of their shapes."""
@@ -62,10 +62,15 @@ class Scratch:
 
     def spread(self, values: Tensor, tensors: list[Tensor]) -> Tensor:
         """Repeat value ``i`` as often as tensor ``i`` has elements: ``[tensors]`` to ``[elements]``."""
-        key = (values.device, *(t.shape for t in tensors))
-        if key not in self._sizes:
-            self._sizes[key] = torch.tensor([t.numel() for t in tensors], device=values.device)
-        return values.repeat_interleave(self._sizes[key], output_size=sum(t.numel() for t in tensors))
+        key = (values.device, values.dtype, *(t.shape for t in tensors))
+        if key not in self._spreads:
+            buffer = torch.empty_like(values)
+            views = [value.expand(t.numel()) for value, t in zip(buffer.unbind(), tensors, strict=True)]
+            self._spreads[key] = buffer, views
+        # Not repeat_interleave: on CUDA it writes all repetitions of one value by a single warp.
+        buffer, views = self._spreads[key]
+        buffer.copy_(values)
+        return torch.cat(views)
 
 
 def pack(tensors: list[Tensor]) -> list[Tensor]:
