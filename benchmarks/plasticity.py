@@ -116,21 +116,22 @@ INPUTS = [
     *(replace(UPGDW, lr=lr) for lr in (3e-4, 1e-3)),
 ]
 
+LONG = replace(UPGD, beta_utility=0.999)
 BITS = [
     *(Config("SGD", lr) for lr in (1e-3, 3e-3, 1e-2)),
     Config("SGD + L2", 0.01, 1e-2),
-    *(Config("SGD + L2 to init", 0.01, decay) for decay in (1e-3, 1e-2)),
-    *(Config("shrink and perturb", 0.01, 1e-3, sigma) for sigma in (1e-1, 1.0)),
+    *(Config("SGD + L2 to init", 0.01, decay) for decay in (3e-3, 1e-2)),
+    *(Config("shrink and perturb", 0.01, decay, 0.3) for decay in (1e-3, 1e-2)),
     *(Config("Adam", lr) for lr in (1e-4, 1e-3, 1e-2)),
     *(Config("AdamW", lr, decay=0.01) for lr in (1e-4, 1e-3, 1e-2)),
     *(Config("continual backprop", lr) for lr in (1e-3, 1e-2)),
-    replace(UPGD, lr=0.01),
-    *(replace(UPGD, lr=0.01, sigma=sigma) for sigma in (1e-1, 1.0)),
-    replace(UPGD, lr=0.01, decay=1e-2, sigma=1e-1),
-    *(replace(UPGD, lr=0.01, sigma=sigma, beta_utility=0.999) for sigma in (1e-1,)),
-    replace(FROZEN, lr=0.01),
-    *(replace(FROZEN, lr=0.01, sigma=sigma) for sigma in (1e-1, 1.0)),
-    *(replace(ADAPTIVE, lr=lr, sigma=sigma) for lr in (1e-3, 1e-2) for sigma in (1e-3, 1e-1)),
+    # With and without each of gate, noise and decay; then the short memory that serves best on labels.
+    *(replace(base, sigma=s, decay=d) for base in (LONG, FROZEN) for s in (0.0, 0.3) for d in (0.0, 1e-2)),
+    replace(LONG, decay=1e-2, sigma=0.1),
+    replace(UPGD, decay=1e-2, sigma=0.3),
+    replace(LONG, lr=0.003),
+    *(replace(ADAPTIVE, lr=lr) for lr in (1e-3, 1e-2)),
+    *(replace(ADAPTIVE, lr=lr, decay=1e-4 / lr, sigma=0.1) for lr in (1e-3, 1e-2)),
     *(replace(UPGDW, lr=lr) for lr in (1e-3, 1e-2)),
 ]
 
@@ -140,12 +141,12 @@ PROBLEMS = [
         "Bit-flipping regression: mean squared error, lower is better",
         bit_flipping,
         Stream(100, 10_000),
-        Stream(10, 1_000),
+        Stream(30, 1_000),
         BITS,
         higher_is_better=False,
     ),
-    Problem("label", "Label permutation: online accuracy", run_label, Stream(100, 2_500), Stream(10, 500), LABELS),
-    Problem("input", "Input permutation: online accuracy", run_input, Stream(50, 5_000), Stream(5, 1_000), INPUTS),
+    Problem("label", "Label permutation: online accuracy", run_label, Stream(100, 2_500), Stream(15, 1_000), LABELS),
+    Problem("input", "Input permutation: online accuracy", run_input, Stream(50, 5_000), Stream(8, 2_000), INPUTS),
 ]
 
 

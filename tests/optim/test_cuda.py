@@ -264,6 +264,22 @@ def test_scaler_equals_that_on_a_cpu_and_follows_a_moved_model(statistic):
     assert factors[0] < 0.9
 
 
+@pytest.mark.parametrize("statistic", ["elementwise", "spatial_mean"])
+def test_an_overflow_does_not_spoil_the_scaler(statistic):
+    params = cuda_parameters()
+    scaler = VarianceGradientScaler(params, statistic=statistic, warmup_steps=0)
+    for step in range(6):
+        cuda_gradients(params, step)
+        if step == 3:
+            params[0].grad[2] = torch.inf
+            params[1].grad[1] = torch.nan
+        scaler.scale_gradients()
+        scaler.step()
+    metrics = scaler.metrics()
+    assert all(value.isfinite() for value in metrics.values()), metrics
+    assert 0 < scaler.get_scaling_factor() < 1
+
+
 def test_grad_scaler_and_autocast():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1)).cuda()

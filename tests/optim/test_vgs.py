@@ -221,6 +221,25 @@ class TestStatistics:
         assert mine["weight"][0] == pytest.approx(theirs["weight"][0].item())
         assert mine["weight"][1] > theirs["weight"][1]
 
+    @pytest.mark.parametrize("statistic", STATISTICS)
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_an_overflow_does_not_spoil_the_averages(self, statistic, bad):
+        """As with a GradScaler, which skips such a step."""
+        scalers = []
+        for value in (bad, 0.0):
+            params = parameters(*SHAPES)
+            scaler = build(params, warmup_steps=0, beta=0.9, statistic=statistic)
+            run(scaler, params, 8)
+            noisy_gradients(params, 8)
+            params[0].grad[2] = value
+            scaler.update_statistics()
+            scaler.step()
+            run(scaler, params, 5, first=9)
+            scalers.append(scaler)
+        for name, value in scalers[0].metrics().items():
+            assert value == scalers[1].metrics()[name], name
+        assert 0 < scalers[0].get_scaling_factor() < 1
+
     def test_changing_beta_keeps_the_bias_correction_right(self):
         """The weights are summed as they were used: constant gradients stay free of variance."""
         params = parameters(*SHAPES)

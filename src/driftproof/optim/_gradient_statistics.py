@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from driftproof.optim._core import compute_dtype
+from driftproof.optim._core import compute_dtype, unflatten
 
 Statistic: TypeAlias = Literal["elementwise", "spatial_mean"]
 
@@ -54,6 +55,8 @@ class GradientStatistics:
     def fold(self, beta: float, extremes: bool = True) -> bool:
         """Fold the present gradients into the averages; ``False`` if there is none.
 
+        Elements that are not finite count as zero: a step that is skipped for an overflow must not spoil the averages.
+
         Args:
             beta: What the averages keep of their past.
             extremes: Fold the largest magnitude too, which on a CPU costs a third of all.
@@ -62,12 +65,14 @@ class GradientStatistics:
         if not found:
             return False
         rows, grads = self._rows_of(tuple(i for i, _ in found)), [_flat(grad) for _, grad in found]
+        if not self.on_host:
+            grads = _finite(grads)
         if self.statistic == "elementwise":
-            energy, signal = self._fold_elements(grads, [self.moments[i] for i, _ in found], beta)
-            squares = energy
+            squares, signal = self._fold_elements(grads, [self.moments[i] for i, _ in found], beta)
+            energy = squares
         else:
+            squares = self._squared_norms(grads)
             energy, signal = self._fold_means(grads, rows, beta)
-            squares = self._gather(_squared_norms(grads))
         self._average("weight", rows, torch.ones_like(energy), beta)
         self._average("energy", rows, energy, beta)
         self._average("signal", rows, signal, 0.0)
@@ -81,11 +86,11 @@ class GradientStatistics:
     def _fold_elements(self, grads: list[Tensor], moments: list[Tensor], beta: float) -> tuple[Tensor, Tensor]:
         if not self.on_host:
             torch._foreach_lerp_(moments, grads, 1 - beta)
-            return self._gather(_squared_norms(grads)), self._gather(_squared_norms(moments))
+            return self._squared_norms(grads), self._squared_norms(moments)
         # Tensor by tensor, so that each is fetched from memory once.
         values = []
-        for grad, moment in zip(grads, moments, strict=True):
-            values += [grad.dot(grad), moment.lerp_(grad, 1 - beta).dot(moment)]
+        for i, moment in enumerate(moments):
+            values += [_squared_norm_on_host(grads, i), moment.lerp_(grads[i], 1 - beta).dot(moment)]
         energy, signal = torch.stack(values).to(torch.float32).view(-1, 2).unbind(1)
         return energy, signal
 
@@ -170,6 +175,12 @@ class GradientStatistics:
             self._rows[present] = torch.tensor(present, device=self.device)
         return self._rows[present]
 
+    def _squared_norms(self, tensors: list[Tensor]) -> Tensor:
+        """``‖t‖²`` of each flat tensor. On a host, tensors that are not finite are replaced in the list."""
+        if self.on_host:
+            return self._gather([_squared_norm_on_host(tensors, i) for i in range(len(tensors))])
+        return self._gather(_squared_norms(tensors))
+
     def _gather(self, scalars: Sequence[Tensor]) -> Tensor:
         """Stack 0-dim tensors of any device and precision as the averages are kept."""
         return torch.stack([s.to(self.device, torch.float32) for s in scalars])
@@ -198,6 +209,22 @@ def scale_all(tensors: list[Tensor], factor: Tensor) -> None:
         return
     for tensor in tensors:
         tensor.mul_(factor.to(tensor.device))
+
+
+def _finite(grads: list[Tensor]) -> list[Tensor]:
+    """Copies with zeros for what is not finite, in few operations."""
+    if len({(g.device, g.dtype) for g in grads}) > 1:
+        return [g.nan_to_num(0, 0, 0) for g in grads]
+    return unflatten(torch.cat(grads).nan_to_num_(0, 0, 0), grads)
+
+
+def _squared_norm_on_host(grads: list[Tensor], i: int) -> Tensor:
+    """``‖g‖²`` of one of the gradients, which is replaced in the list if it is not finite: seldom, hence no copies."""
+    square = grads[i].dot(grads[i])
+    if not math.isfinite(square.item()):
+        grads[i] = grads[i].nan_to_num(0, 0, 0)
+        square = grads[i].dot(grads[i])
+    return square
 
 
 def _squared_norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
