@@ -20,14 +20,14 @@ NOISES = [
 
 def parameters(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int = 0) -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(seed)
-    return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
+    return [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)) for shape in shapes]
 
 
 def set_gradients(params: list[nn.Parameter], step: int, scale: float = 1.0, missing: set[int] = frozenset()) -> None:
     """Gradients that depend on the step alone; parameters in ``missing`` get none."""
     generator = torch.Generator().manual_seed(1000 + step)
     for i, param in enumerate(params):
-        grad = scale * torch.randn(param.shape, generator=generator)
+        grad = scale * torch.randn(param.shape, generator=generator, dtype=torch.float32)
         param.grad = None if i in missing else grad.to(param.dtype)
 
 

@@ -45,6 +45,31 @@ def test_recurrent_and_image_units():
     assert activations["relu"].shape == (2 * 64, 6)
 
 
+def test_an_activation_used_at_two_widths_is_recorded_as_two():
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 5), relu, nn.Linear(5, 3), relu)
+    with diagnostics.record_activations(model) as activations:
+        for _ in range(2):
+            model(torch.randn(7, 4))
+    assert {name: tuple(values.shape) for name, values in activations.items()} == {"1": (14, 5), "1 (3 units)": (14, 3)}
+
+
+def test_what_is_recorded_does_not_change_afterwards():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.ReLU(inplace=True))
+    with diagnostics.record_activations(model) as activations:
+        model(torch.randn(50, 4))
+    assert activations["1"].min() < 0
+    assert activations["2"].min() == 0
+
+
+def test_packed_sequences_are_recorded_without_padding():
+    model = nn.ModuleDict({"gru": nn.GRU(3, 7)})
+    packed = nn.utils.rnn.pack_sequence([torch.randn(4, 3), torch.randn(2, 3)])
+    with diagnostics.record_activations(model) as activations:
+        model["gru"](packed)
+    assert activations["gru"].shape == (6, 7)
+
+
 def test_effective_rank_counts_directions():
     basis = torch.linalg.qr(torch.randn(20, 20)).Q
     for rank in (1, 3, 20):

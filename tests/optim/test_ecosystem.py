@@ -77,6 +77,63 @@ class TestStateDicts:
         for key, entries in optimizer.state_dict()["state"].items():
             assert_equal(list(before[key].values()), list(entries.values()))
 
+    @pytest.mark.parametrize("value", [torch.ones(1), torch.ones(4, 6), torch.ones(24), torch.ones(30), "x", None])
+    @pytest.mark.parametrize("name", ["avg_utility", "exp_avg", "exp_avg_sq", "step"])
+    def test_a_state_of_the_wrong_shape_changes_nothing(self, name, value):
+        """torch's fused kernels trust the shapes: such a state would write beyond its memory."""
+        if name == "step" and isinstance(value, torch.Tensor) and value.numel() == 1:
+            return
+        _, optimizer = trained(UPGDW)
+        bad = copy.deepcopy(optimizer.state_dict())
+        bad["state"][0][name] = value
+        before = copy.deepcopy(optimizer.state_dict()["state"])
+        with pytest.raises(ValueError, match=f"'{name}' of parameter 0"):
+            optimizer.load_state_dict(bad)
+        for key, entries in optimizer.state_dict()["state"].items():
+            assert_equal(list(before[key].values()), list(entries.values()))
+
+    def test_hooks_of_others_have_their_say(self):
+        params, optimizer = trained(AdaptiveUPGD)
+        state = optimizer.state_dict()
+        other = AdaptiveUPGD([nn.Parameter(p.detach().clone()) for p in params])
+
+        def ones(_, loaded):
+            entries = {k: {**v, "first_moment": torch.ones_like(v["first_moment"])} for k, v in loaded["state"].items()}
+            return {**loaded, "state": entries}
+
+        other.register_load_state_dict_pre_hook(ones)
+        other.register_load_state_dict_post_hook(lambda o: [s["sec_moment"].fill_(9) for s in o.state.values()])
+        other.load_state_dict(state)
+        for entries in other.state.values():
+            assert (entries["first_moment"] == 1).all()
+            assert (entries["sec_moment"] == 9).all()
+
+    def test_state_of_adamw_continues_in_upgdw(self):
+        params = parameters(*SHAPES)
+        adamw = torch.optim.AdamW(params, lr=0.01)
+        for step in range(5):
+            set_gradients(params, step)
+            adamw.step()
+        optimizer = UPGDW(params, gate="minmax")
+        optimizer.load_state_dict(adamw.state_dict())
+        assert optimizer.param_groups[0]["lr"] == 0.01
+        assert optimizer.param_groups[0]["gate"] == "minmax"
+        set_gradients(params, 5)
+        gradient, weight = params[0].grad.clone(), params[0].detach().clone()
+        optimizer.step()
+        # As if every gradient so far had been like this one.
+        utility = optimizer.state[params[0]]["avg_utility"]
+        torch.testing.assert_close(utility, -gradient * weight * (1 - 0.999**6), atol=1e-6, rtol=1e-3)
+
+    def test_options_of_a_group_survive_an_old_state(self):
+        params = parameters((3,), (2,))
+        optimizer = UPGD([{"params": params[:1], "gate": "minmax"}, {"params": params[1:]}], lr=0.1)
+        state = optimizer.state_dict()
+        for group in state["param_groups"]:
+            del group["gate"]
+        optimizer.load_state_dict(state)
+        assert [group["gate"] for group in optimizer.param_groups] == ["minmax", "anchored"]
+
     def test_saved_utilities_carry_no_memory_of_their_neighbours(self):
         params, optimizer = trained(UPGD)
         for state in optimizer.state_dict()["state"].values():
@@ -249,3 +306,40 @@ class TestPyTorch:
             before = [p.grad.clone() for p in params]
             optimizer.step()
             assert_equal(before, [p.grad for p in params])
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_default_dtype_and_device_do_not_matter(capturable):
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device("cpu"):
+                torch.manual_seed(0)
+                params, _ = trained(AdaptiveUPGD, capturable=capturable, sigma=0.1)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        results.append(values(params))
+        assert all(p.dtype == torch.float32 for p in params)
+    assert_equal(*results)
+
+
+def test_a_default_device_elsewhere_does_not_matter():
+    params = parameters(*SHAPES)
+    optimizer = AdaptiveUPGD(params, lr=0.01)
+    set_gradients(params, 0)
+    with torch.device("meta"):
+        optimizer.step()
+    assert all(p.isfinite().all() for p in params)
+
+
+def test_capturable_may_be_switched():
+    params, optimizer = trained(AdaptiveUPGD, sigma=0.0)
+    others, other = trained(AdaptiveUPGD, sigma=0.0)
+    for step, capturable in enumerate((True, False, True)):
+        optimizer.param_groups[0]["capturable"] = capturable
+        set_gradients(params, 10 + step)
+        set_gradients(others, 10 + step)
+        optimizer.step()
+        other.step()
+    assert_equal(values(params), values(others), atol=1e-6, rtol=1e-5)

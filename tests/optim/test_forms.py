@@ -74,6 +74,16 @@ class TestFastFormEqualsReference:
         results = [values(run(optimizer_class, shapes, foreach, 20, sigma=0.1)[0]) for foreach in (None, False)]
         assert_equal(*results, atol=1e-6, rtol=1e-6)
 
+    def test_the_fast_form_is_the_default(self, monkeypatch):
+        calls = []
+        monkeypatch.setattr(fast_form, "move", lambda *args: calls.append(args))
+        for foreach, expected in ((None, 1), (True, 2), (False, 2)):
+            params = parameters((3, 2), (2,))
+            optimizer = UPGD(params, foreach=foreach)
+            set_gradients(params, 0)
+            optimizer.step()
+            assert len(calls) == expected
+
     @pytest.mark.parametrize("capturable", [False, True])
     def test_double_precision(self, capturable):
         results = [
@@ -224,6 +234,22 @@ class TestMembers:
             functional.upgd_step([group], members=True)
         for m in range(MEMBERS):
             assert_equal([p[m] for p in params], values(members[m]), atol=1e-6, rtol=1e-5)
+
+    def test_state_may_be_replaced_between_steps(self):
+        """As when a weak member takes over the state of a strong one."""
+        results = []
+        for replaced in (False, True):
+            params = [torch.ones(2, 3)]
+            settings_ = functional.Settings(lr=0.1, weight_decay=0.0, sigma=0.0, beta_utility=0.9)
+            group = self.group(params, [torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])], settings_)
+            functional.upgd_step([group], members=True)
+            if replaced:
+                group.utilities = [torch.zeros(2, 3)]
+            else:
+                group.utilities[0].zero_()
+            functional.upgd_step([group], members=True)
+            results.append(params)
+        assert_equal(*results)
 
     def test_noise_is_drawn_for_each_member(self):
         params = [torch.zeros(MEMBERS, 1000)]

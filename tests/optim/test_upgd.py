@@ -289,6 +289,35 @@ class TestAdaptiveNoise:
         corrected = optimizer.state[params[0]]["grad_norm_ema"].item() / (1 - 0.999**51)
         assert corrected == pytest.approx(norm, rel=1e-4)
 
+    def test_switched_off_and_on_again_the_average_begins_anew(self):
+        params = parameters((1000,))
+        optimizer = UPGD(params, adaptive_noise=True, noise_reference="gradient", instant_noise_scale=False)
+        for step in range(60):
+            optimizer.param_groups[0]["adaptive_noise"] = step < 5 or step == 59
+            set_gradients(params, step)
+            optimizer.step()
+            assert ("grad_norm_ema" in optimizer.state[params[0]]) == optimizer.param_groups[0]["adaptive_noise"]
+        corrected = optimizer.state[params[0]]["grad_norm_ema"].item() / (1 - 0.999**60)
+        assert corrected == pytest.approx(params[0].grad.norm().item(), rel=1e-4)
+
+    @pytest.mark.parametrize("foreach", [None, False])
+    @pytest.mark.parametrize("instant", [False, True])
+    @pytest.mark.parametrize("capturable", [False, True])
+    def test_without_memory_the_average_is_the_norm(self, foreach, instant, capturable):
+        results = []
+        for beta in (0.0, 0.5):
+            torch.manual_seed(0)
+            params = parameters((1000,))
+            optimizer = UPGD(
+                params, lr=0.1, sigma=0.1, adaptive_noise=True, noise_reference="gradient", foreach=foreach,
+                instant_noise_scale=instant or beta > 0, noise_beta=beta, capturable=capturable,
+            )  # fmt: skip
+            for step in range(3):
+                set_gradients(params, step)
+                optimizer.step()
+            results.append(values(params))
+        assert_equal(*results, atol=1e-6, rtol=1e-5)
+
     @pytest.mark.parametrize("foreach", [None, False])
     @pytest.mark.parametrize("optimizer_class", OPTIMIZERS)
     def test_floor_binds_when_nothing_moves(self, optimizer_class, foreach):
@@ -394,6 +423,10 @@ BAD_ARGUMENTS = [
     (OPTIMIZERS, "lr", [-1.0, math.nan, math.inf, "fast", None, True, torch.ones(2)]),
     (OPTIMIZERS, "weight_decay", [-1e-3, math.nan]),
     (OPTIMIZERS, "sigma", [-1.0, math.inf]),
+    (OPTIMIZERS, "adaptive_noise", ["no", 1]),
+    (OPTIMIZERS, "capturable", ["no"]),
+    (OPTIMIZERS, "maximize", [None]),
+    (OPTIMIZERS, "foreach", ["yes"]),
     (OPTIMIZERS, "gate", ["max", None]),
     (OPTIMIZERS, "temperature", [0.0, -1.0, math.nan]),
     (OPTIMIZERS, "noise_reference", ["noise"]),
@@ -434,6 +467,21 @@ class TestErrors:
     def test_amsgrad_is_not_implemented(self):
         with pytest.raises(NotImplementedError, match="amsgrad"):
             UPGDW(parameters((2,)), amsgrad=True)
+        with pytest.raises(NotImplementedError, match="amsgrad"):
+            UPGDW([{"params": parameters((2,)), "amsgrad": True}])
+        params = parameters((2,))
+        adamw = torch.optim.AdamW(params, amsgrad=True)
+        with pytest.raises(NotImplementedError, match="amsgrad"):
+            UPGDW(params).load_state_dict(adamw.state_dict())
+
+    @pytest.mark.parametrize("lr", [-1.0, math.nan])
+    def test_a_tensor_lr_is_checked_by_its_value(self, lr):
+        with pytest.raises(ValueError, match=f"Invalid lr: {lr}"):
+            UPGD(parameters((2,)), lr=torch.tensor(lr))
+
+    def test_numbers_of_other_libraries_are_numbers(self):
+        numpy = pytest.importorskip("numpy")
+        UPGD(parameters((2,)), lr=numpy.float32(1e-3), sigma=numpy.float64(0.1), weight_decay=numpy.int64(0))
 
     @pytest.mark.parametrize("optimizer_class", OPTIMIZERS)
     def test_sparse_gradients_and_complex_parameters_are_refused(self, optimizer_class):
@@ -473,6 +521,26 @@ class TestMetrics:
         set_gradients(params, 0, 3.0)
         optimizer.step()
         assert optimizer.metrics()["upgd/noise_to_direction"].item() == pytest.approx(ratio, rel=0.02)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_noise_ratio_knows_the_kind_of_noise(self, dtype):
+        params = parameters((200, 300), (50,), dtype=dtype)
+        for options, expected in (
+            ({"adaptive_noise": True}, 0.1),
+            ({"adaptive_noise": True, "noise_reference": "gradient"}, 0.1 * 60_000**0.5),
+            ({}, 0.001),
+        ):
+            optimizer = UPGD(params, sigma=0.1, **options)
+            set_gradients(params, 0, scale=100.0)
+            optimizer.step()
+            assert optimizer.metrics()["upgd/noise_to_direction"].item() == pytest.approx(expected, rel=0.02)
+
+    def test_noise_ratio_without_noise_and_direction_is_zero(self):
+        params = parameters((3,))
+        optimizer = UPGD(params, sigma=0.0)
+        set_gradients(params, 0, scale=0.0)
+        optimizer.step()
+        assert optimizer.metrics()["upgd/noise_to_direction"] == 0
 
     def test_gate_and_utility_of_known_weights(self):
         """Utilities -1, 0 and 1 have gates sigmoid(-1), 1/2 and sigmoid(1)."""

@@ -110,7 +110,9 @@ class TestSignature:
             VarianceGradientScaler(["weights"])
         weight = torch.zeros(2)
         with pytest.raises(ValueError, match="unique"):
-            VarianceGradientScaler([("a", weight), ("a", weight)])
+            VarianceGradientScaler([("a", weight), ("a", torch.zeros(2))])
+        with pytest.raises(TypeError, match="put it into a list"):
+            VarianceGradientScaler(weight)
 
 
 class TestStatistics:
@@ -187,6 +189,8 @@ class TestStatistics:
                 scaler.scale_gradients()
                 if clip:
                     nn.utils.clip_grad_norm_(params, 1e-3)
+                if mode == "update":
+                    scaler.optimizer.step()
                 scaler.step()
             variances.append(scaler.get_normalized_variance())
         assert variances[0] == variances[1] == variances[2]
@@ -222,7 +226,7 @@ class TestStatistics:
         assert mine["weight"][1] > theirs["weight"][1]
 
     @pytest.mark.parametrize("statistic", STATISTICS)
-    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e20, -1e38])
     def test_an_overflow_does_not_spoil_the_averages(self, statistic, bad):
         """As with a GradScaler, which skips such a step."""
         scalers = []
@@ -239,6 +243,27 @@ class TestStatistics:
         for name, value in scalers[0].metrics().items():
             assert value == scalers[1].metrics()[name], name
         assert 0 < scalers[0].get_scaling_factor() < 1
+
+    def test_eps_is_the_least_signal_relative_to_the_energy(self):
+        params = parameters((4,))
+        scaler = build(params, beta=0.5, eps=0.01)
+        for sign in (1.0, -2.0):
+            params[0].grad = torch.full((4,), sign)
+            scaler.update_statistics()
+        # Means of (1, -2) with weights 1/3 and 2/3: -1, squares 3.
+        assert scaler.metrics()["vgs/tensor_variance_p50"].item() == pytest.approx(2 / (1 + 0.01 * 3), rel=1e-5)
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_a_shared_parameter_counts_once(self, mode):
+        results = []
+        for repeated in (False, True):
+            shared, own = params = parameters((4,), (3,))
+            optimizer = torch.optim.SGD(params, lr=0.1)
+            scaler = build([shared, own, shared] if repeated else params, mode, optimizer, warmup_steps=0)
+            run(scaler, params, 10, optimizer, noise=3.0)
+            assert scaler.get_scaling_factor() < 0.9
+            results.append(values(params))
+        assert_equal(*results)
 
     def test_changing_beta_keeps_the_bias_correction_right(self):
         """The weights are summed as they were used: constant gradients stay free of variance."""
@@ -287,6 +312,8 @@ class TestFactor:
                 assert_equal(before, [p.grad for p in params])
             else:
                 assert scaler.get_scaling_factor() < 0.95
+            if mode == "update":
+                scaler.optimizer.step()
             scaler.step()
 
     def test_is_exactly_one_when_disabled_or_without_gradients(self):
@@ -407,7 +434,7 @@ class TestModes:
         noisy_gradients(params, 0)
         with pytest.raises(RuntimeError, match="attach"):
             scaler.scale_gradients()
-        with pytest.raises(ValueError, match="none of the scaler's parameters"):
+        with pytest.raises(ValueError, match=r"no optimizer has the parameters \['0'\]"):
             scaler.attach(torch.optim.SGD(parameters((3,)), lr=0.1))
         with pytest.raises(RuntimeError, match="apply_to"):
             VarianceGradientScaler(params, apply_to="gradient").attach(torch.optim.SGD(params, lr=0.1))
@@ -422,7 +449,7 @@ class TestModes:
         params = parameters((3,))
         old, new = torch.optim.SGD(params, lr=0.1), torch.optim.SGD(params, lr=0.1)
         scaler = build(params, "update", old, warmup_steps=0)
-        run(scaler, params, 20, new, noise=3.0)
+        run(scaler, params, 20, old, noise=3.0)
         scaler.attach(new)
         for optimizer, expected in ((old, 1.0), (new, None)):
             noisy_gradients(params, 21, noise=3.0)
@@ -444,6 +471,89 @@ class TestModes:
         before = values(params)
         optimizer.step()
         assert_equal(values(params), [before[0] - 0.1 * params[0].grad], atol=1e-7, rtol=1e-6)
+
+    def test_several_optimizers_are_scaled(self):
+        params = parameters((3,), (2,))
+        optimizers = [torch.optim.SGD([p], lr=0.1) for p in params]
+        scaler = VarianceGradientScaler(params, apply_to="update", warmup_steps=0)
+        with pytest.raises(ValueError, match=r"\['1'\]"):
+            scaler.attach(optimizers[0])
+        scaler.attach(*optimizers)
+        for step in range(20):
+            noisy_gradients(params, step, noise=3.0)
+            factor = scaler.scale_gradients().item()
+            before = values(params)
+            for optimizer in optimizers:
+                optimizer.step()
+            scaler.step()
+        assert factor < 0.9
+        expected = [old - 0.1 * factor * p.grad for old, p in zip(before, params, strict=True)]
+        assert_equal(values(params), expected, atol=1e-6, rtol=1e-5)
+
+    def test_a_closure_may_announce_the_step(self):
+        params = parameters((3,))
+        optimizer = torch.optim.SGD(params, lr=0.1)
+        scaler = build(params, "update", optimizer, warmup_steps=0)
+        for step in range(20):
+            # As if somebody had moved the parameters in between.
+            with torch.no_grad():
+                params[0].add_(1)
+            before = values(params)
+
+            def closure(step=step):
+                noisy_gradients(params, step, noise=3.0)
+                scaler.scale_gradients()
+                return torch.zeros(())
+
+            optimizer.step(closure)
+            scaler.step()
+            expected = before[0] - 0.1 * scaler.get_scaling_factor() * params[0].grad
+            assert_equal(values(params), [expected], atol=1e-6, rtol=1e-5)
+        assert scaler.get_scaling_factor() < 0.9
+
+    def test_a_skipped_step_is_not_scaled_later(self):
+        """A GradScaler skips the step of an overflow."""
+        params = parameters((3,))
+        optimizer = torch.optim.SGD(params, lr=0.1)
+        scaler = build(params, "update", optimizer, warmup_steps=0)
+        run(scaler, params, 20, optimizer, noise=5.0)
+        noisy_gradients(params, 20)
+        scaler.scale_gradients()
+        scaler.step()
+        before = values(params)
+        optimizer.step()
+        assert_equal(values(params), [before[0] - 0.1 * params[0].grad], atol=1e-7, rtol=1e-6)
+
+    def test_steps_of_another_optimizer_raise_suspicion(self):
+        params = parameters((3,))
+        old, new = torch.optim.SGD(params, lr=0.1), torch.optim.SGD(params, lr=0.1)
+        scaler = build(params, "update", old)
+        with pytest.warns(UserWarning, match=r"attach\(\) the optimizers in use") as caught:
+            run(scaler, params, 30, new)
+        assert len(caught) == 1
+
+    def test_returned_factors_do_not_change_afterwards(self):
+        params = parameters((3,))
+        scaler = build(params, warmup_steps=0)
+        factors = []
+        for step in range(5):
+            noisy_gradients(params, step)
+            factors.append(scaler.scale_gradients())
+        assert len({f.item() for f in factors}) == 5
+
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+    def test_follows_a_model_that_is_cast(self, mode, dtype):
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = build(model.parameters(), mode, optimizer, warmup_steps=0)
+        run(scaler, list(model.parameters()), 10, optimizer)
+        before = scaler.get_normalized_variance()
+        model.to(dtype)
+        assert scaler.get_normalized_variance() == before
+        run(scaler, list(model.parameters()), 10, optimizer, first=10)
+        assert scaler.get_normalized_variance() == pytest.approx(before, rel=0.5)
+        assert 0 < scaler.get_scaling_factor() < 1
 
     @pytest.mark.parametrize("mode", MODES)
     def test_two_scalers_for_two_groups(self, mode):
@@ -583,6 +693,53 @@ class TestStateTravels:
             scaler.load_state_dict({**scaler.state_dict(), "energy": torch.zeros(7)})
         assert_equal(before, self.next_step(scaler, params))
 
+    def test_metrics_are_those_of_the_uninterrupted_run(self, statistic, named):
+        params, scaler = self.trained(statistic, named)
+        others = parameters(*SHAPES)
+        other = VarianceGradientScaler(self.source(others, named), statistic=statistic, beta=0.9, warmup_steps=10)
+        run(other, others, 3, noise=5.0)
+        other.load_state_dict(scaler.state_dict())
+        scaler.reset_history()
+        for each in (scaler, other):
+            self.next_step(each, params if each is scaler else others)
+        mine, theirs = scaler.metrics(), other.metrics()
+        assert {k: v.item() for k, v in mine.items()} == {k: v.item() for k, v in theirs.items()}
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("step_count", "x"), ("step_count", None), ("step_count", torch.zeros(2)), ("step_count", math.nan),
+            ("factor", None), ("keys", None), ("shapes", [[6, 5]]), ("weight", torch.zeros(2)), ("norms", "x"),
+            ("energy", None), ("moments", {}), ("moments", {"0": [1.0], "1": [1.0], "2": [1.0]}),
+        ],
+    )  # fmt: skip
+    def test_malformed_state_changes_nothing(self, statistic, named, key, value):
+        if key == "moments" and statistic == "spatial_mean":
+            return
+        _, scaler = self.trained(statistic, named)
+        bad = {**scaler.state_dict(), key: value}
+        before = scaler.state_dict()
+        with pytest.raises(ValueError):
+            scaler.load_state_dict(bad)
+        after = scaler.state_dict()
+        for name in ("step_count", "factor", "weight", "energy", "mean", "signal", "norms", "largest"):
+            assert_equal([before[name]], [after[name]])
+        assert_equal(list(before["moments"].values()), list(after["moments"].values()))
+
+    def test_other_shapes_of_as_many_elements_do_not_fit(self, statistic, named):
+        _, scaler = self.trained(statistic, named)
+        other = VarianceGradientScaler(self.source(parameters((5, 6), (5,), (1,)), named), statistic=statistic)
+        with pytest.raises(ValueError, match="does not fit"):
+            other.load_state_dict(scaler.state_dict())
+
+    def test_loaded_without_parameters_it_still_reports(self, statistic, named):
+        _, scaler = self.trained(statistic, named)
+        other = VarianceGradientScaler(statistic=statistic)
+        other.load_state_dict(scaler.state_dict())
+        assert other.metrics()["vgs/grad_mean_ema"] == scaler.metrics()["vgs/grad_mean_ema"]
+        other.reset_statistics()
+        VarianceGradientScaler(statistic=statistic).load_state_dict(other.state_dict())
+
     def test_reset_begins_again(self, statistic, named):
         params, scaler = self.trained(statistic, named)
         scaler.reset_statistics()
@@ -660,6 +817,31 @@ class TestMetrics:
         now = {k: v.item() for k, v in scaler.compute_gradient_statistics().items()}
         expected = {"grad_norm": math.sqrt(30), "grad_mean": 0.5, "grad_var": 30 / 4 - 0.25, "grad_max": 4.0}
         assert now == pytest.approx(expected, rel=1e-5)
+
+    @pytest.mark.parametrize("statistic", STATISTICS)
+    def test_totals_are_averages_over_time(self, statistic):
+        beta = 0.8
+        params = parameters((2,))
+        scaler = build(params, statistic=statistic, beta=beta)
+        grads = [torch.tensor(g) for g in ([3.0, -4.0], [1.0, 2.0], [0.0, 6.0], [8.0, 1.0], [2.0, 2.0], [5.0, 5.0])]
+        for grad in grads:
+            params[0].grad = grad.clone()
+            scaler.scale_gradients()
+            scaler.step()
+        weights = torch.tensor([beta ** (len(grads) - 1 - t) for t in range(len(grads))])
+        metrics = {k.removeprefix("vgs/"): v.item() for k, v in scaler.metrics().items()}
+
+        def average(values, weights=weights):
+            return (torch.stack(values) * weights).sum().item() / weights.sum().item()
+
+        mean = average([g.mean() for g in grads])
+        assert metrics["grad_norm_ema"] == pytest.approx(average([g.norm() for g in grads]), rel=1e-5)
+        assert metrics["grad_mean_ema"] == pytest.approx(mean, rel=1e-5)
+        variance = average([g.square().mean() for g in grads]) - mean**2
+        assert metrics["grad_var_ema"] == pytest.approx(variance, rel=1e-5)
+        # On a CPU every fifth.
+        sampled = average([grads[0].abs().amax(), grads[5].abs().amax()], torch.tensor([beta, 1.0]))
+        assert metrics["grad_max_ema"] == pytest.approx(sampled, rel=1e-5)
 
     def test_quantiles_are_over_the_update(self):
         params = parameters(*SHAPES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -17,15 +18,30 @@ def check_number(
     at_most: float = math.inf,
 ) -> None:
     """Raise a ``ValueError`` unless ``value`` is a finite number within the bounds."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if is_number and math.isfinite(value) and at_least <= value <= at_most and above < value < below:
+    if _is_number(value, Real) and math.isfinite(value) and at_least <= value <= at_most and above < value < below:
         return
     signs = {">=": at_least, ">": above, "<=": at_most, "<": below}
     bounds = " and ".join(f"{sign} {bound:g}" for sign, bound in signs.items() if math.isfinite(bound))
     raise ValueError(f"Invalid {name}: {value!r}; must be a finite number {bounds}")
 
 
+def check_count(name: str, value: Any) -> None:
+    """Raise a ``ValueError`` unless ``value`` is a whole number, and not negative."""
+    if not _is_number(value, Integral) or value < 0:
+        raise ValueError(f"Invalid {name}: {value!r}; must be a whole number >= 0")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise a ``ValueError`` unless ``value`` is a bool."""
+    if not isinstance(value, bool):
+        raise ValueError(f"Invalid {name}: {value!r}; must be True or False")
+
+
 def check_option(name: str, value: object, options: Sequence[str]) -> None:
     """Raise a ``ValueError`` unless ``value`` is one of ``options``."""
     if value not in options:
         raise ValueError(f"Invalid {name}: {value!r}; must be one of {', '.join(map(repr, options))}")
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)

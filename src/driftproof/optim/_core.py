@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -63,7 +63,8 @@ class Settings:
 class Group:
     """Tensors that share settings, by role: position ``i`` of every list belongs to parameter ``i``.
 
-    Parameters and state are updated in place. State is float32 or wider.
+    Parameters and state are updated in place. State is float32 or wider. Lists may be replaced between steps, not
+    changed.
     """
 
     settings: Settings
@@ -92,6 +93,17 @@ class Group:
             stop = start + length
         return [first.as_strided((length,), (1,)) for first, length in runs]
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "utilities":
+            self.__dict__.pop("utility_runs", None)
+        super().__setattr__(name, value)
+
+    def widened(self) -> Group:
+        """The same state, with copies of parameters and gradients in the precision that the step is computed in."""
+        params = [p.to(compute_dtype(p.dtype)) for p in self.params]
+        grads = [g.to(p.dtype) for p, g in zip(params, self.grads, strict=True)]
+        return replace(self, params=params, grads=grads)
+
     def select(self, indices: Sequence[int]) -> Group:
         """The same group with only some of its parameters."""
         lists = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
@@ -116,7 +128,7 @@ class Extremes(NamedTuple):
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Extremes:
         """The same on another device, as far as they are tensors."""
-        low, high = (e.to(device, dtype, non_blocking=True) if isinstance(e, Tensor) else e for e in self)
+        low, high = (_moved(e, device, dtype) if isinstance(e, Tensor) else e for e in self)
         return Extremes(low, high)
 
     @staticmethod
@@ -132,8 +144,13 @@ class Extremes(NamedTuple):
 
 def _like(value: Scalar, like: Tensor) -> Tensor:
     if isinstance(value, Tensor):
-        return value.to(like.device, like.dtype, non_blocking=True)
+        return _moved(value, like.device, like.dtype)
     return torch.full_like(like, value)
+
+
+def _moved(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    # The host may wait for nothing but what it is going to read.
+    return tensor.to(device, dtype, non_blocking=device.type != "cpu")
 
 
 def bias_correction(beta: Scalar, step: Scalar) -> Scalar:
@@ -147,8 +164,12 @@ def bias_correction(beta: Scalar, step: Scalar) -> Scalar:
     else:
         if not isinstance(step, Tensor):
             return 1.0 - math.pow(beta, step)
-        log_beta = math.log(beta) if beta > 0 else -math.inf
-    return -torch.expm1(torch.as_tensor(step * log_beta))
+        if beta == 0:
+            return (step > 0).to(step.dtype)
+        log_beta = math.log(beta)
+    exponent = step * log_beta
+    assert isinstance(exponent, Tensor)
+    return -torch.expm1(exponent)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""The fast form of a UPGD step: few operations over many tensors, no host synchronisation, bounded scratch memory.
+"""The fast form of a UPGD step: few operations over many tensors, no host synchronisation.
 
 Computes what :mod:`driftproof.optim._reference` computes, up to rounding. The tensors of a group must be contiguous,
 of one device and dtype and, unless the step counts are capturable, have taken equally many steps.
@@ -33,7 +33,10 @@ from driftproof.optim._noise import RawNoise
 DEVICES = ("cpu", "cuda")
 
 _BUCKET_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
-"""Elements worked on at a time: bounds the scratch memory, and on a CPU keeps it near the caches."""
+"""Elements worked on at a time, unless one tensor has more: bounds scratch memory, and on a CPU suits the caches."""
+
+_CACHE_ENTRIES = 64
+"""Layouts of scratch memory that are remembered; parameters whose gradients come and go make many."""
 
 
 class Scratch:
@@ -52,11 +55,13 @@ class Scratch:
             return flat, unflatten(flat, tensors)
         key = (name, dtype, *(t.shape for t in tensors))
         if key not in self._views:
+            if len(self._views) >= _CACHE_ENTRIES:
+                self._views.clear()
             count = sum(t.numel() for t in tensors)
             buffer = self._buffers.get((name, dtype))
             if buffer is None or buffer.numel() < count:
                 self._views.clear()
-                buffer = self._buffers[name, dtype] = torch.empty(count, dtype=dtype)
+                buffer = self._buffers[name, dtype] = torch.empty(count, dtype=dtype, device="cpu")
             self._views[key] = buffer[:count], unflatten(buffer[:count], tensors)
         return self._views[key]
 
@@ -64,6 +69,8 @@ class Scratch:
         """Repeat value ``i`` as often as tensor ``i`` has elements: ``[tensors]`` to ``[elements]``."""
         key = (values.device, values.dtype, *(t.shape for t in tensors))
         if key not in self._spreads:
+            if len(self._spreads) >= _CACHE_ENTRIES:
+                self._spreads.clear()
             buffer = torch.empty_like(values)
             views = [value.expand(t.numel()) for value, t in zip(buffer.unbind(), tensors, strict=True)]
             self._spreads[key] = buffer, views
@@ -83,7 +90,7 @@ def accumulate(group: Group, members: bool) -> None:
     settings = group.settings
     if group.steps[0].is_cpu:
         # A number would be wrapped into a tensor again for each of the counts.
-        torch._foreach_add_(group.steps, torch.tensor(1.0), alpha=1.0)
+        torch._foreach_add_(group.steps, torch.ones((), device="cpu", dtype=torch.float32), alpha=1.0)
     else:
         torch._foreach_add_(group.steps, 1)
     beta = settings.beta_utility
@@ -161,7 +168,7 @@ def _write_directions(group: Group, flat: Tensor, directions: list[Tensor]) -> N
         return
     steps = group.steps
     if flat.is_cuda and not settings.capturable:
-        steps = [torch.full((), steps[0].item(), device=flat.device)] * len(steps)
+        steps = [torch.full((), steps[0].item(), dtype=torch.float32, device=flat.device)] * len(steps)
     # Adam's fused kernel subtracts lr * direction from what it is given: zeros, with lr = -1, become the direction.
     flat.zero_()
     torch._fused_adam_(
@@ -286,7 +293,8 @@ def _bias_corrections(group: Group, beta: Scalar, members: bool) -> Scalar:
     """
     if not group.settings.capturable:
         return bias_correction(beta, group.steps[0].item())
-    corrections = torch.as_tensor(bias_correction(beta, torch.stack(group.steps)))
+    corrections = bias_correction(beta, torch.stack(group.steps))
+    assert isinstance(corrections, Tensor)
     return corrections.unsqueeze(1) if members and corrections.dim() == 1 else corrections
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -15,6 +16,8 @@ Statistic: TypeAlias = Literal["elementwise", "spatial_mean"]
 
 _VECTORS = ("weight", "energy", "mean", "signal")
 _TOTALS = ("norms", "largest")
+_HUGE = 1e15
+"""Gradients beyond count as an overflow: millions of their squares would not fit a float32."""
 
 
 class GradientStatistics:
@@ -33,71 +36,84 @@ class GradientStatistics:
     def __init__(self, keys: Sequence[str], params: Sequence[Tensor], statistic: Statistic) -> None:
         self.keys = list(keys)
         self.params = list(params)
+        self.shapes = [tuple(p.shape) for p in self.params]
         self.statistic: Statistic = statistic
         self.device = self.params[0].device if self.params else torch.device("cpu")
+        self.on_host = all(p.is_cpu for p in self.params)
         # [parameters]: the sum of weights (1 - beta^t while beta is constant), then what is averaged with them.
         for name in _VECTORS:
-            setattr(self, name, torch.zeros(len(self.params), device=self.device))
+            setattr(self, name, self._zeros(len(self.params)))
         # Per element, flat, for `elementwise` alone.
         self.moments = [_zero_moment(p) for p in self.params] if statistic == "elementwise" else []
         # Of the whole gradient, again behind their sums of weights: norm and mean square; largest magnitude.
-        self.norms = torch.zeros(3, device=self.device)
-        self.largest = torch.zeros(2, device=self.device)
-        self._counts = torch.tensor([float(p.numel()) for p in self.params], device=self.device)
-        self.on_host = all(p.is_cpu for p in self.params)
-        self._rows: dict[tuple[int, ...], Tensor] = {}
+        self.norms = self._zeros(3)
+        self.largest = self._zeros(2)
+        self._zero, self._one = self._zeros(()), self._zeros(()) + 1
 
     weight: Tensor
     energy: Tensor
     mean: Tensor
     signal: Tensor
 
+    def _zeros(self, shape: int | tuple[()]) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float32, device=self.device)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the model was moved, or cast to another precision, since the averages began."""
+        pairs = zip(self.params, self.moments, strict=False)
+        return any(p.device != self.device for p in self.params[:1]) or any(
+            compute_dtype(p.dtype) != m.dtype or p.device != m.device for p, m in pairs
+        )
+
     def fold(self, beta: float, extremes: bool = True) -> bool:
         """Fold the present gradients into the averages; ``False`` if there is none.
 
-        Elements that are not finite count as zero: a step that is skipped for an overflow must not spoil the averages.
+        Elements that are not finite, or beyond 1e15, count as zero: a step that is skipped for an overflow must not
+        spoil the averages.
 
         Args:
             beta: What the averages keep of their past.
             extremes: Fold the largest magnitude too, which on a CPU costs a third of all.
         """
-        found = [(i, p.grad) for i, p in enumerate(self.params) if p.grad is not None and p.numel() > 0]
-        if not found:
+        present = [i for i, p in enumerate(self.params) if p.grad is not None and p.numel() > 0]
+        if not present:
             return False
-        rows, grads = self._rows_of(tuple(i for i, _ in found)), [_flat(grad) for _, grad in found]
+        grads = [_flat(grad) for i in present if (grad := self.params[i].grad) is not None]
         if not self.on_host:
             grads = _finite(grads)
         if self.statistic == "elementwise":
-            squares, signal = self._fold_elements(grads, [self.moments[i] for i, _ in found], beta)
+            norms, signals = self._fold_elements(grads, [self.moments[i] for i in present], beta)
+            squares, signal = self._by_parameter(norms, present), self._by_parameter(signals, present)
             energy = squares
         else:
-            squares = self._squared_norms(grads)
-            energy, signal = self._fold_means(grads, rows, beta)
-        self._average("weight", rows, torch.ones_like(energy), beta)
-        self._average("energy", rows, energy, beta)
-        self._average("signal", rows, signal, 0.0)
+            squares = self._by_parameter(self._squared_norms(grads), present)
+            mean = self._by_parameter([g.mean() for g in grads], present)
+            self._average("mean", mean, present, beta)
+            energy, signal = mean.square(), self.mean.square()
+        self._average("weight", torch.ones_like(energy), present, beta)
+        self._average("energy", energy, present, beta)
+        self._average("signal", signal, present, 0.0)
         total = squares.sum()
-        one = torch.ones_like(total)
-        self.norms.lerp_(torch.stack([one, total.sqrt(), total / sum(g.numel() for g in grads)]), 1 - beta)
+        count = sum(g.numel() for g in grads)
+        self.norms.lerp_(torch.stack([self._one, total.sqrt(), total / count]), 1 - beta)
         if extremes:
-            self.largest.lerp_(torch.stack([one, self._gather(_magnitudes(grads)).amax()]), 1 - beta)
+            self.largest.lerp_(torch.stack([self._one, self._gather(_magnitudes(grads)).amax()]), 1 - beta)
         return True
 
-    def _fold_elements(self, grads: list[Tensor], moments: list[Tensor], beta: float) -> tuple[Tensor, Tensor]:
+    def _fold_elements(
+        self, grads: list[Tensor], moments: list[Tensor], beta: float
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Update the moments; squared norms of the gradients, and of the moments."""
         if not self.on_host:
             torch._foreach_lerp_(moments, grads, 1 - beta)
-            return self._squared_norms(grads), self._squared_norms(moments)
-        # Tensor by tensor, so that each is fetched from memory once.
-        values = []
+            return _squared_norms(grads), _squared_norms(moments)
+        norms, signals = [], []
         for i, moment in enumerate(moments):
-            values += [_squared_norm_on_host(grads, i), moment.lerp_(grads[i], 1 - beta).dot(moment)]
-        energy, signal = torch.stack(values).to(torch.float32).view(-1, 2).unbind(1)
-        return energy, signal
-
-    def _fold_means(self, grads: list[Tensor], rows: Tensor | None, beta: float) -> tuple[Tensor, Tensor]:
-        mean = self._gather([g.mean() for g in grads])
-        self._average("mean", rows, mean, beta)
-        return mean.square(), (self.mean if rows is None else self.mean[rows]).square()
+            # Tensor by tensor, so that each is fetched from memory once.
+            norms.append(_squared_norm_on_host(grads, i))
+            signals.append(moment.lerp_(grads[i], 1 - beta).dot(moment))
+        return norms, signals
 
     def variances(self, eps: float) -> Tensor:
         """Noise over signal of every tensor ``[parameters]``; NaN where no gradient, or none but zeros, was seen."""
@@ -123,7 +139,7 @@ class GradientStatistics:
 
     def fits(self, i: int, param: Tensor) -> bool:
         """Whether the averages of parameter ``i`` can be those of ``param``."""
-        return self.statistic != "elementwise" or self.moments[i].numel() == param.numel()
+        return self.shapes[i] == tuple(param.shape)
 
     def adopt(self, other: GradientStatistics, sources: Sequence[int | None]) -> None:
         """Take over averages: parameter ``i`` those of parameter ``sources[i]`` of ``other``, where there is one."""
@@ -141,49 +157,66 @@ class GradientStatistics:
         """A copy of the averages; those of single elements are by the parameters' keys."""
         return {
             "keys": list(self.keys),
+            "shapes": [list(shape) for shape in self.shapes],
             **{name: getattr(self, name).clone() for name in (*_VECTORS, *_TOTALS)},
             "moments": {key: moment.clone() for key, moment in zip(self.keys, self.moments, strict=False)},
         }
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any], statistic: Statistic) -> GradientStatistics:
-        """Averages as they were saved, of no parameters yet: :meth:`adopt` them."""
+        """Averages as they were saved, of no parameters yet: :meth:`adopt` them.
+
+        Raises:
+            KeyError, TypeError, ValueError: What is missing or wrong.
+        """
         loaded = cls([], [], statistic)
         loaded.keys = list(state["keys"])
+        loaded.shapes = [tuple(shape) for shape in state["shapes"]]
+        if len(loaded.shapes) != len(loaded.keys):
+            raise ValueError(f"'shapes' has {len(loaded.shapes)} entries, expected {len(loaded.keys)}")
         for name in (*_VECTORS, *_TOTALS):
-            value = torch.as_tensor(state[name], dtype=torch.float32)
             expected = getattr(loaded, name).shape if name in _TOTALS else (len(loaded.keys),)
-            if tuple(value.shape) != tuple(expected):
-                raise ValueError(f"{name!r} has shape {tuple(value.shape)}, expected {tuple(expected)}")
-            setattr(loaded, name, value)
+            setattr(loaded, name, _saved(name, state[name], tuple(expected)))
         if statistic == "elementwise":
-            loaded.moments = [state["moments"][key] for key in loaded.keys]
+            pairs = zip(loaded.keys, loaded.shapes, strict=True)
+            loaded.moments = [_saved(key, state["moments"][key], (math.prod(shape),)) for key, shape in pairs]
         return loaded
 
-    def _average(self, name: str, rows: Tensor | None, value: Tensor, beta: float) -> None:
-        vector = getattr(self, name)
-        if rows is None:
-            vector.lerp_(value, 1 - beta)
-        else:
-            vector.index_copy_(0, rows, vector[rows].lerp(value, 1 - beta))
-
-    def _rows_of(self, present: tuple[int, ...]) -> Tensor | None:
-        """Where in the vectors these parameters are; ``None``: everywhere. Kept, for it comes from the host."""
+    def _average(self, name: str, values: Tensor, present: list[int], beta: float) -> None:
+        """Fold values ``[parameters]`` into an average, at the present parameters alone."""
+        vector: Tensor = getattr(self, name)
         if len(present) == len(self.params):
-            return None
-        if present not in self._rows:
-            self._rows[present] = torch.tensor(present, device=self.device)
-        return self._rows[present]
+            vector.lerp_(values, 1 - beta)
+            return
+        # No index from the host: it would have to wait for the device to take it.
+        here = set(present)
+        mask = torch.stack([self._one if i in here else self._zero for i in range(len(self.params))])
+        vector.lerp_(values, mask * (1 - beta))
 
-    def _squared_norms(self, tensors: list[Tensor]) -> Tensor:
+    def _by_parameter(self, scalars: Sequence[Tensor], present: list[int]) -> Tensor:
+        """Spread 0-dim values of the present parameters over ``[parameters]``, with zeros elsewhere."""
+        if len(present) == len(self.params):
+            return self._gather(scalars)
+        values = dict(zip(present, scalars, strict=True))
+        return self._gather([values.get(i, self._zero) for i in range(len(self.params))])
+
+    def _squared_norms(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         """``‖t‖²`` of each flat tensor. On a host, tensors that are not finite are replaced in the list."""
         if self.on_host:
-            return self._gather([_squared_norm_on_host(tensors, i) for i in range(len(tensors))])
-        return self._gather(_squared_norms(tensors))
+            return [_squared_norm_on_host(tensors, i) for i in range(len(tensors))]
+        return _squared_norms(tensors)
 
     def _gather(self, scalars: Sequence[Tensor]) -> Tensor:
         """Stack 0-dim tensors of any device and precision as the averages are kept."""
+        if self.on_host:
+            return torch.stack(tuple(scalars)).to(torch.float32)
         return torch.stack([s.to(self.device, torch.float32) for s in scalars])
+
+    @cached_property
+    def _counts(self) -> Tensor:
+        """Elements of every parameter."""
+        counts = [float(math.prod(shape)) for shape in self.shapes]
+        return torch.tensor(counts, dtype=torch.float32, device="cpu").to(self.device, non_blocking=True)
 
 
 def gradient_totals(grads: Sequence[Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -212,19 +245,32 @@ def scale_all(tensors: list[Tensor], factor: Tensor) -> None:
 
 
 def _finite(grads: list[Tensor]) -> list[Tensor]:
-    """Copies with zeros for what is not finite, in few operations."""
+    """Copies with zeros for what is not finite or too large to be squared, in few operations."""
     if len({(g.device, g.dtype) for g in grads}) > 1:
-        return [g.nan_to_num(0, 0, 0) for g in grads]
-    return unflatten(torch.cat(grads).nan_to_num_(0, 0, 0), grads)
+        return [_zero_where_huge(g) for g in grads]
+    return unflatten(_zero_where_huge(torch.cat(grads)), grads)
 
 
 def _squared_norm_on_host(grads: list[Tensor], i: int) -> Tensor:
     """``‖g‖²`` of one of the gradients, which is replaced in the list if it is not finite: seldom, hence no copies."""
     square = grads[i].dot(grads[i])
-    if not math.isfinite(square.item()):
-        grads[i] = grads[i].nan_to_num(0, 0, 0)
+    if not square.item() < _HUGE**2:
+        grads[i] = _zero_where_huge(grads[i])
         square = grads[i].dot(grads[i])
     return square
+
+
+def _zero_where_huge(grad: Tensor) -> Tensor:
+    # NaN is not smaller than anything.
+    return torch.where(grad.abs() < _HUGE, grad, 0)
+
+
+def _saved(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
+    """A tensor out of a state dict, in float32 or wider, or a ``ValueError``."""
+    tensor = torch.as_tensor(value)
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name!r} has shape {tuple(tensor.shape)}, expected {shape}")
+    return tensor.to(compute_dtype(tensor.dtype) if tensor.is_floating_point() else torch.float32)
 
 
 def _squared_norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -36,8 +36,10 @@ NoiseSource: TypeAlias = Callable[[int, torch.device], RawNoise]
 def draw_noise(count: int, device: torch.device) -> RawNoise:
     """Draw independent numbers from the device's default generator: bytes on a CPU, floats elsewhere."""
     if device.type != "cpu":
-        return RawNoise(torch.empty(count, device=device).uniform_(-_UNIFORM_BOUND, _UNIFORM_BOUND), 1.0)
-    words = torch.empty((count + 7) // 8, dtype=torch.int64)
+        return RawNoise(
+            torch.empty(count, dtype=torch.float32, device=device).uniform_(-_UNIFORM_BOUND, _UNIFORM_BOUND), 1.0
+        )
+    words = torch.empty((count + 7) // 8, dtype=torch.int64, device="cpu")
     words.random_(-(2**63), None)  # all 64 bits
     # Odd numbers only: a range symmetric about zero, so that the mean is exactly zero.
     words.bitwise_or_(_LOWEST_BIT_OF_EACH_BYTE)

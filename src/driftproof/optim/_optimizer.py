@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from driftproof.optim._arguments import check_number, check_option
+from driftproof.optim._arguments import check_flag, check_number, check_option
 from driftproof.optim._core import Gate, Group, NoiseReference, Settings, bias_correction, compute_dtype
 from driftproof.optim._foreach import Scratch, pack
 from driftproof.optim._metrics import step_metrics
@@ -64,7 +64,7 @@ class UPGDBase(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            self._create_missing_state(group)
+            self._complete_state(group)
         upgd_step([self._gather(group) for group in self.param_groups], scratch=self._scratch)
         return loss
 
@@ -88,15 +88,50 @@ class UPGDBase(Optimizer):
         return {**state_dict, "state": {key: _unpacked(state) for key, state in state_dict["state"].items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a copy of a state. Groups from before an option existed get the value it has in this optimizer."""
-        super().load_state_dict(state_dict)
-        # Once more, and as torch does not do it: in copies, and without casting state to half precision.
-        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
-        pairs = [(group, param) for group in self.param_groups for param in group["params"]]
-        for key, (group, param) in zip(keys, pairs, strict=True):
-            for name, value in state_dict["state"].get(key, {}).items():
-                self.state[param][name] = _load(name, value, param, group["capturable"])
-        self._pack_utilities([param for _, param in pairs])
+        """Load a copy of a state. Groups from before an option existed keep the value that they have in this optimizer.
+
+        Raises:
+            ValueError: The state does not fit the parameters; nothing has changed.
+        """
+        checked: dict[str, Any] = {}
+
+        def check(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
+            checked.update(self._checked_state_dict(loaded))
+            return checked
+
+        # Between the hooks of others, so that what they do to the state counts.
+        handles = [
+            self.register_load_state_dict_pre_hook(check),
+            self.register_load_state_dict_post_hook(lambda _: self._load_exactly(checked), prepend=True),
+        ]
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _checked_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A state dict whose groups have all options, if its state fits the parameters."""
+        saved_groups = state_dict["param_groups"]
+        if [len(g["params"]) for g in saved_groups] != [len(g["params"]) for g in self.param_groups]:
+            return state_dict  # torch says what is wrong
+        groups = []
+        for group, saved in zip(self.param_groups, saved_groups, strict=True):
+            options = {name: value for name, value in group.items() if name != "params"}
+            groups.append({**options, **saved})
+            _validate(groups[-1])
+            for key, param in zip(saved["params"], group["params"], strict=True):
+                for name, value in state_dict["state"].get(key, {}).items():
+                    _check_entry(name, value, key, param)
+        return {**state_dict, "param_groups": groups}
+
+    def _load_exactly(self, state_dict: dict[str, Any]) -> None:
+        """Load the state once more, as torch does not do it: in copies, and without casting to half precision."""
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for key, param in zip(saved["params"], group["params"], strict=True):
+                for name, value in state_dict["state"].get(key, {}).items():
+                    self.state[param][name] = _load(name, value, param, group["capturable"])
+        self._pack_utilities([param for group in self.param_groups for param in group["params"]])
 
     def __getstate__(self) -> dict[str, Any]:
         attributes = super().__getstate__()
@@ -113,28 +148,54 @@ class UPGDBase(Optimizer):
                 group.setdefault(name, value)
         self._pack_utilities(list(self.state))
 
-    def _create_missing_state(self, group: dict[str, Any]) -> None:
+    def _complete_state(self, group: dict[str, Any]) -> None:
+        """Create what the state of parameters with a gradient lacks; drop what the options no longer ask for."""
         params = [p for p in group["params"] if p.grad is not None]
         if any(p.grad.layout != torch.strided for p in params):
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
         if any(p.is_complex() for p in params):
             raise RuntimeError(f"{type(self).__name__} does not support complex parameters")
-        new = [p for p in params if not self.state.get(p)]
-        for param in new:
-            state = self.state[param]
-            state["step"] = _zero_step(param, group["capturable"])
-            for name in ("avg_utility", *(self._moment_keys or ())):
-                dtype = compute_dtype(param.dtype)
-                state[name] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
-        if new:
-            self._pack_utilities(new)
         settings = self._settings(group)
-        for param in params if settings.averages_norms else ():
+        names = ["avg_utility", *(self._moment_keys or ()), *(["grad_norm_ema"] if settings.averages_norms else [])]
+        begun = []
+        for param in params:
             state = self.state[param]
-            if "grad_norm_ema" not in state:
-                # Switched on late, the average begins as if every gradient so far had been as long as this one.
-                length = torch.linalg.vector_norm(param.grad, dtype=state["avg_utility"].dtype)
-                state["grad_norm_ema"] = length * bias_correction(settings.noise_beta, state["step"])
+            home = _step_device(param, settings.capturable)
+            late = "step" in state
+            if not late:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=home)
+            elif state["step"].device != home:
+                state["step"] = state["step"].to(home)
+            if not settings.averages_norms:
+                state.pop("grad_norm_ema", None)
+            missing = [name for name in names if name not in state]
+            for name in missing:
+                like = state["step"] if name == "grad_norm_ema" else param
+                state[name] = torch.zeros_like(like, dtype=compute_dtype(param.dtype), device=param.device)
+            if missing:
+                begun.append(param)
+                if late:
+                    self._begin_late(param, missing, group["maximize"], settings)
+        if begun:
+            self._pack_utilities(begun)
+
+    def _begin_late(self, param: Tensor, names: list[str], maximize: bool, settings: Settings) -> None:
+        """Set averages that begin late as if every gradient so far had been like this one.
+
+        They do if the state is that of another optimizer, or if an option is switched on.
+        """
+        state = self.state[param]
+        assert param.grad is not None
+        grad = (-param.grad if maximize else param.grad).to(compute_dtype(param.dtype))
+        averaged = {
+            "avg_utility": (-grad * param, settings.beta_utility),
+            "grad_norm_ema": (torch.linalg.vector_norm(grad), settings.noise_beta),
+        }
+        if self._moment_keys is not None and settings.betas is not None:
+            averaged |= dict(zip(self._moment_keys, zip((grad, grad * grad), settings.betas, strict=True), strict=True))
+        for name in names:
+            value, beta = averaged[name]
+            state[name].copy_(value * bias_correction(beta, state["step"]))
 
     def _pack_utilities(self, params: list[Tensor]) -> None:
         """Lay utilities side by side in memory, where one operation reaches them all."""
@@ -190,17 +251,26 @@ class UPGDBase(Optimizer):
         raise NotImplementedError
 
 
-def _zero_step(param: Tensor, capturable: bool) -> Tensor:
-    return torch.zeros((), dtype=torch.float32, device=param.device if capturable else None)
+def _step_device(param: Tensor, capturable: bool) -> torch.device:
+    return param.device if capturable else torch.device("cpu")
+
+
+def _check_entry(name: str, value: Any, key: Any, param: Tensor) -> None:
+    """Raise a ``ValueError`` if a saved entry of a parameter's state cannot be one of its own."""
+    if not isinstance(value, Tensor):
+        value = torch.as_tensor(value) if isinstance(value, (int, float)) else None
+    wanted = () if name in ("step", "grad_norm_ema") else tuple(param.shape)
+    if value is None or (value.numel() != 1 if wanted == () else tuple(value.shape) != wanted):
+        found = "no tensor" if value is None else f"shape {tuple(value.shape)}"
+        raise ValueError(f"the state does not fit: {name!r} of parameter {key!r} has {found}, not {wanted}")
 
 
 def _load(name: str, value: Any, param: Tensor, capturable: bool) -> Any:
     """A saved entry of a parameter's state as this optimizer keeps it."""
+    value = torch.as_tensor(value).detach()
     if name == "step":
-        return _zero_step(param, capturable).copy_(torch.as_tensor(value))
-    if isinstance(value, Tensor):
-        return value.detach().to(param.device, compute_dtype(param.dtype), copy=True)
-    return value
+        return value.reshape(()).to(_step_device(param, capturable), torch.float32, copy=True)
+    return value.to(param.device, compute_dtype(param.dtype), copy=True)
 
 
 def _unpacked(state: dict[str, Any]) -> dict[str, Any]:
@@ -211,10 +281,10 @@ def _unpacked(state: dict[str, Any]) -> dict[str, Any]:
 
 def _validate(group: dict[str, Any]) -> None:
     lr = group["lr"]
-    if not isinstance(lr, Tensor):
-        check_number("lr", lr, at_least=0)
-    elif lr.numel() != 1:
+    if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError(f"Invalid lr: a tensor of shape {tuple(lr.shape)}; must have one element")
+    if not isinstance(lr, Tensor) or lr.is_cpu:
+        check_number("lr", lr.item() if isinstance(lr, Tensor) else lr, at_least=0)
     for name in ("weight_decay", "sigma", "min_noise_std"):
         check_number(name, group[name], at_least=0)
     betas = group.get("betas", (0.0, 0.0))
@@ -228,5 +298,11 @@ def _validate(group: dict[str, Any]) -> None:
     for name in ("eps", "temperature"):
         if name in group:
             check_number(name, group[name], above=0)
+    for name in ("adaptive_noise", "instant_noise_scale", "maximize", "capturable"):
+        check_flag(name, group[name])
+    if group["foreach"] is not None:
+        check_flag("foreach", group["foreach"])
+    if group.get("amsgrad"):
+        raise NotImplementedError("amsgrad=True is not supported")
     check_option("gate", group["gate"], get_args(Gate))
     check_option("noise_reference", group["noise_reference"], get_args(NoiseReference))

@@ -1,4 +1,4 @@
-"""Shrinking an optimizer's steps from outside, through its hooks."""
+"""Shrinking the steps of optimizers from outside, through their hooks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from torch.utils.hooks import RemovableHandle
 
 
 class StepScaling:
-    """Turns the step of the attached optimizer from ``p_new`` into ``p_old + factor * (p_new - p_old)``.
+    """Turns the steps of the attached optimizers from ``p_new`` into ``p_old + factor * (p_new - p_old)``.
 
     A copy of it is attached to nothing: hooks belong to an optimizer, and copies of optimizers come without them.
     """
 
     def __init__(self) -> None:
-        self._optimizer: weakref.ref[Optimizer] | None = None
+        self._optimizers: list[weakref.ref[Optimizer]] = []
         self._handles: list[RemovableHandle] = []
-        self._armed: tuple[list[Tensor], Tensor] | None = None
+        self._factor: Tensor | None = None
+        self._due: dict[int, Tensor] = {}
+        """Parameters whose next step is to be scaled, by id."""
         self._old_values: dict[int, Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -32,43 +34,55 @@ class StepScaling:
     @property
     def attached(self) -> bool:
         """Whether there is an optimizer whose steps can be scaled."""
-        return self._optimizer is not None and self._optimizer() is not None
+        return any(optimizer() is not None for optimizer in self._optimizers)
 
-    def attach(self, optimizer: Optimizer) -> None:
-        """Scale the steps of ``optimizer``, and of no other."""
+    @property
+    def is_due(self) -> bool:
+        """Whether a step was announced that no attached optimizer has taken."""
+        return bool(self._due)
+
+    def attach(self, *optimizers: Optimizer) -> None:
+        """Scale the steps of these optimizers, and of no others."""
         self.detach()
-        self._optimizer = weakref.ref(optimizer)
-        self._handles = [
-            optimizer.register_step_pre_hook(lambda *_: self._remember()),
-            optimizer.register_step_post_hook(lambda *_: self._shrink()),
-        ]
+        for optimizer in optimizers:
+            self._optimizers.append(weakref.ref(optimizer))
+            self._handles += [
+                optimizer.register_step_pre_hook(lambda optimizer, *_: self._remember(optimizer)),
+                optimizer.register_step_post_hook(lambda optimizer, *_: self._shrink(optimizer)),
+            ]
 
     def detach(self) -> None:
-        """Leave the attached optimizer, if any, alone."""
+        """Leave all optimizers alone."""
         for handle in self._handles:
             handle.remove()
         self.__init__()  # type: ignore[misc]
 
-    def arm(self, params: list[Tensor], factor: Tensor) -> None:
-        """Have the next step, and only that, scaled by a factor (0-dim) for these parameters."""
-        self._armed = (params, factor)
+    def announce(self, params: list[Tensor], factor: Tensor) -> None:
+        """Have the next step of these parameters, and only that, scaled by a factor (0-dim)."""
+        self._due = {id(param): param for param in params}
+        self._factor = factor
+
+    def cancel(self) -> None:
+        """Scale no step that was announced before."""
+        self._due = {}
 
     @torch.no_grad()
-    def _remember(self) -> None:
-        if self._armed is None:
-            return
-        params, _ = self._armed
+    def _remember(self, optimizer: Optimizer) -> None:
+        # Not only what is due: a closure may announce the step while it is under way.
+        params = _parameters(optimizer)
         for param in params:
             old = self._old_values.get(id(param))
-            if old is None or old.shape != param.shape or old.device != param.device:
+            if old is None or old.shape != param.shape or old.device != param.device or old.dtype != param.dtype:
                 self._old_values[id(param)] = torch.empty_like(param)
         torch._foreach_copy_([self._old_values[id(param)] for param in params], params)
 
     @torch.no_grad()
-    def _shrink(self) -> None:
-        if self._armed is None:
-            return
-        params, factor = self._armed
-        self._armed = None
-        for param in params:
-            torch.lerp(self._old_values[id(param)], param, factor.to(param.device, param.dtype), out=param)
+    def _shrink(self, optimizer: Optimizer) -> None:
+        for param in _parameters(optimizer):
+            if self._due.pop(id(param), None) is not None and self._factor is not None:
+                old = self._old_values[id(param)]
+                torch.lerp(old, param, self._factor.to(param.device, param.dtype), out=param)
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]

@@ -45,17 +45,23 @@ def record_activations(
 ) -> Iterator[dict[str, Tensor]]:
     """Collect the outputs of a model's activations as ``[samples, units]``, by module name.
 
-    Outputs of several forward passes are appended. The units of a recurrent module are those of its output sequence,
-    and those of an image ``[batch, channel, height, width]`` its channels.
+    Outputs of several forward passes are appended; a module that is used at several widths has an entry for each. The
+    units are the last axis or, of four, the second: the channels of images ``[batch, channel, height, width]``.
     """
     recorded: dict[str, Tensor] = {}
 
     def recorder(name: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            values = (output[0] if isinstance(output, tuple) else output).detach()
+            if isinstance(module, nn.RNNBase):
+                output = output[0]
+                output = output.data if isinstance(output, nn.utils.rnn.PackedSequence) else output
+            values = output.detach()
             units_last = values.movedim(1, -1) if values.dim() == 4 else values
-            rows = units_last.reshape(-1, units_last.shape[-1])
-            recorded[name] = torch.cat([recorded[name], rows]) if name in recorded else rows
+            # A copy: what follows may work in place.
+            rows = units_last.clone().reshape(-1, units_last.shape[-1])
+            units = rows.shape[1]
+            key = name if name not in recorded or recorded[name].shape[1] == units else f"{name} ({units} units)"
+            recorded[key] = torch.cat([recorded[key], rows]) if key in recorded else rows
 
         return hook
 

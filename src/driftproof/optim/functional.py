@@ -21,7 +21,6 @@ ICLR 2024 (arXiv 2404.00781).
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -112,11 +111,7 @@ def _batches(group: Group) -> Iterator[_Batch]:
         indices[param.device, param.dtype, group.grads[i].dtype, fast, step].append(i)
     for (_, param_dtype, grad_dtype, fast, _), chosen in indices.items():
         batch = group.select(chosen) if len(chosen) < len(group.params) else group
-        dtype = compute_dtype(param_dtype)
-        if param_dtype == grad_dtype == dtype:
+        if param_dtype == grad_dtype == compute_dtype(param_dtype):
             yield _Batch(batch, fast, None)
-            continue
-        wide = dataclasses.replace(
-            batch, params=[p.to(dtype) for p in batch.params], grads=[g.to(dtype) for g in batch.grads]
-        )
-        yield _Batch(wide, fast, batch.params)
+        else:
+            yield _Batch(batch.widened(), fast, batch.params)

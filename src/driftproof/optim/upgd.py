@@ -181,14 +181,13 @@ class UPGDW(UPGDBase):
         foreach: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        if amsgrad:
-            raise NotImplementedError("UPGDW does not support amsgrad=True")
         defaults = {
             "lr": lr,
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
             "sigma": sigma,
+            "amsgrad": amsgrad,
             "gate": gate,
             "temperature": temperature,
             "adaptive_noise": adaptive_noise,

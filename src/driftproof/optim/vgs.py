@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from driftproof.optim._arguments import check_number, check_option
+from driftproof.optim._arguments import check_count, check_flag, check_number, check_option
 from driftproof.optim._gradient_statistics import GradientStatistics, Statistic, gradient_totals, scale_all
 from driftproof.optim._step_scaling import StepScaling
 
@@ -19,8 +20,11 @@ ApplyTo: TypeAlias = Literal["gradient", "update"]
 _HISTORY = 512
 """How many factors are remembered for their quantiles."""
 
-_EXTREMES_EVERY = 4
-"""On a CPU, the largest magnitude of the gradient is averaged over every fourth step."""
+_EXTREMES_EVERY = 5
+"""On a CPU, the largest magnitude is averaged over every fifth step; not every fourth, which would follow epochs."""
+
+_PATIENCE = 10
+"""Steps announced in vain before there is a warning. A GradScaler may skip a few in a row."""
 
 
 class _Logger(Protocol):
@@ -32,7 +36,7 @@ class VarianceGradientScaler:
 
     Over time, a tensor's gradients have a mean, the signal, and a variance around it, the noise. With ``v`` the ratio
     of noise to signal, they are ``√(1 + v)`` times as long as their mean. The geometric mean of that over all tensors,
-    less one, is the *normalised variance* ``nv``: 0 without noise, 13 for nothing but noise at the default ``beta``. It
+    less one, is the *normalised variance* ``nv``: 0 without noise, about 13 for nothing but noise at the defaults. It
     sets the factor ``clip(1 / (1 + alpha * min(nv, variance_cap)), min_scaling_factor, 1)``. Every tensor counts and
     none rules: percentiles are ruled by few tensors, and pooling by the one with the largest gradients.
     ``benchmarks/vgs.py`` compares them on gradients of PPO and of classifiers. Rescaling gradients by a constant
@@ -52,7 +56,8 @@ class VarianceGradientScaler:
     Adam", 2018 (arXiv 1705.07774).
 
     Learning rates are never touched, and nothing waits for the device unless a ``get_...`` method or the logger wants
-    a Python number. Several scalers may share an optimizer, each with parameters of its own, such as one group.
+    a Python number. Several scalers may share an optimizer, each with parameters of its own, such as one group. A copy
+    of a scaler follows copies of the parameters, like a copy of an optimizer: copy it together with the model.
 
     Args:
         parameters: Tensors, or pairs of name and tensor; ``None``: to be given to :meth:`update_parameters`.
@@ -89,7 +94,8 @@ class VarianceGradientScaler:
         check_number("beta", beta, at_least=0, below=1)
         check_number("alpha", alpha, at_least=0)
         check_number("eps", eps, above=0)
-        check_number("warmup_steps", warmup_steps, at_least=0)
+        check_count("warmup_steps", warmup_steps)
+        check_flag("enabled", enabled)
         check_number("min_scaling_factor", min_scaling_factor, above=0, at_most=1)
         check_number("variance_cap", variance_cap, above=0)
         check_option("statistic", statistic, get_args(Statistic))
@@ -106,10 +112,11 @@ class VarianceGradientScaler:
         self.logger = logger
         self._statistics = GradientStatistics([], [], statistic)
         self._named = False
-        self._step_count = torch.zeros(())
-        self._factor = torch.ones(())
-        self._history = torch.full((_HISTORY,), math.nan)
-        self._recorded = torch.zeros((), dtype=torch.long)
+        self._step_count = torch.zeros((), dtype=torch.float32, device="cpu")
+        self._factor = torch.ones((), dtype=torch.float32, device="cpu")
+        self._history = torch.full((_HISTORY,), math.nan, dtype=torch.float32, device="cpu")
+        self._recorded = torch.zeros((), dtype=torch.long, device="cpu")
+        self._in_vain = 0
         self._step_scaling = StepScaling()
         if parameters is not None:
             self.update_parameters(parameters)
@@ -127,21 +134,21 @@ class VarianceGradientScaler:
             The factor, a 0-dim tensor.
         """
         if not self.enabled:
-            return self._factor.fill_(1)
+            return self._factor.fill_(1).clone()
         if self.apply_to == "update" and not self._step_scaling.attached:
             raise RuntimeError('apply_to="update" scales the steps of an optimizer: call attach(optimizer) first')
         if not self._fold():
-            return self._factor.fill_(1)
+            return self._factor.fill_(1).clone()
         self._factor.copy_(self._factor_for(self._normalized_variance()))
         self._history.index_copy_(0, self._recorded.remainder(_HISTORY).view(1), self._factor.view(1))
         self._recorded.add_(1)
         params = [p for p in self._statistics.params if p.grad is not None]
         if self.apply_to == "update":
-            self._step_scaling.arm(params, self._factor)
+            self._step_scaling.announce(params, self._factor)
         else:
             # The last to be folded are the first to be scaled: they are still in the cache.
             scale_all(_gradients(params)[::-1], self._factor)
-        return self._factor
+        return self._factor.clone()
 
     @torch.no_grad()
     def update_statistics(self) -> None:
@@ -153,23 +160,30 @@ class VarianceGradientScaler:
     def step(self) -> None:
         """Count the step, after that of the optimizer, and log."""
         self._step_count.add_(1)
+        self._check_that_steps_are_scaled()
         if self.logger is not None:
             for key, value in self.metrics().items():
                 self.logger.record(key, value.item())
 
-    def attach(self, optimizer: Optimizer) -> None:
-        """Scale the steps of ``optimizer``, and of no other. For ``apply_to="update"``."""
+    def attach(self, *optimizers: Optimizer) -> None:
+        """Scale the steps of these optimizers, and of no others. For ``apply_to="update"``.
+
+        Raises:
+            ValueError: There is a trainable parameter of the scaler that none of them has.
+        """
         if self.apply_to != "update":
             raise RuntimeError(f'attach() is for apply_to="update", not {self.apply_to!r}')
-        theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not any(id(p) in theirs for p in self._statistics.params):
+        theirs = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        followed = zip(self._statistics.keys, self._statistics.params, strict=False)
+        missing = [key for key, param in followed if param.requires_grad and id(param) not in theirs]
+        if missing or not self._statistics.params:
             raise ValueError(
-                "the optimizer has none of the scaler's parameters: call update_parameters() before attach()"
+                f"no optimizer has the parameters {missing}: attach those that do, or call update_parameters() before"
             )
-        self._step_scaling.attach(optimizer)
+        self._step_scaling.attach(*optimizers)
 
     def detach(self) -> None:
-        """Leave the attached optimizer, if any, alone."""
+        """Leave all optimizers alone."""
         self._step_scaling.detach()
 
     @torch.no_grad()
@@ -189,7 +203,7 @@ class VarianceGradientScaler:
     def reset_statistics(self) -> None:
         """Forget all averages and the step count, so that the warm-up begins again."""
         old = self._statistics
-        self._statistics = GradientStatistics(old.keys, old.params, self.statistic)
+        self._statistics = GradientStatistics(old.keys if old.params else [], old.params, self.statistic)
         self._step_count.zero_()
         self._factor.fill_(1)
         self.reset_history()
@@ -217,7 +231,7 @@ class VarianceGradientScaler:
         """The state of the scaler as 0-dim tensors, which nothing has waited for.
 
         Quantiles of the factor are over the calls of :meth:`scale_gradients` since :meth:`reset_history`, the last 512
-        at most; those of the variance are over the tensors. On a CPU, ``vgs/grad_max_ema`` is over every fourth step.
+        at most; those of the variance are over the tensors. On a CPU, ``vgs/grad_max_ema`` is over every fifth step.
         """
         averages = self._statistics.total_averages()
         metrics = {f"vgs/{name}_ema": value.nan_to_num(0) for name, value in averages.items()}
@@ -254,10 +268,13 @@ class VarianceGradientScaler:
                 f"not {self.statistic!r}"
             )
         try:
-            named, step_count, factor = (state_dict[key] for key in ("named", "step_count", "factor"))
+            named = bool(state_dict["named"])
+            step_count, factor = (_finite_number(name, state_dict[name]) for name in ("step_count", "factor"))
             loaded = GradientStatistics.from_state_dict(state_dict, self.statistic)
         except KeyError as error:
             raise ValueError(f"the state lacks {error}") from None
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(f"the state is malformed: {error}") from error
         current = self._statistics
         if current.params:
             sources = _sources(loaded, current, by_name=named and self._named)
@@ -270,8 +287,8 @@ class VarianceGradientScaler:
             current.adopt(loaded, sources)
         else:
             self._statistics, self._named = loaded, named
-        self._step_count.copy_(torch.as_tensor(step_count))
-        self._factor.copy_(torch.as_tensor(factor))
+        self._step_count.fill_(step_count)
+        self._factor.fill_(factor)
         self.reset_history()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -280,14 +297,26 @@ class VarianceGradientScaler:
 
     def _fold(self) -> bool:
         statistics = self._statistics
-        if statistics.params and statistics.params[0].device != statistics.device:
-            # The model was moved.
+        if statistics.is_outdated:
             params = statistics.params
             self.update_parameters(zip(statistics.keys, params, strict=True) if self._named else params)
         # The largest magnitude is costly on a CPU, where reading the step count is free.
         every = _EXTREMES_EVERY if self._statistics.on_host else 1
         extremes = every == 1 or self.step_count % every == 0
         return self._statistics.fold(self.beta, extremes)
+
+    def _check_that_steps_are_scaled(self) -> None:
+        if not self._step_scaling.is_due:
+            self._in_vain = 0
+            return
+        self._step_scaling.cancel()
+        self._in_vain += 1
+        if self._in_vain == _PATIENCE:
+            warnings.warn(
+                f"the optimizers that this scaler is attached to have not stepped in {_PATIENCE} steps: "
+                "attach() the optimizers in use",
+                stacklevel=3,
+            )
 
     def _normalized_variance(self) -> Tensor:
         """How much longer gradients are than their mean, as a geometric mean over tensors; 0 before any gradient."""
@@ -319,13 +348,24 @@ def _sources(old: GradientStatistics, new: GradientStatistics, by_name: bool) ->
 
 def _with_keys(parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]]) -> tuple[list[str], list[Tensor], bool]:
     """A key for each tensor, the tensors, and whether the keys are names that the caller gave."""
+    if isinstance(parameters, Tensor):
+        raise TypeError("parameters must be several tensors, not one: put it into a list")
     entries: list[Any] = list(parameters)
     named = bool(entries) and isinstance(entries[0], tuple)
     pairs = entries if named else [(str(i), entry) for i, entry in enumerate(entries)]
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], Tensor):
             raise TypeError(f"parameters must be tensors, or pairs of name and tensor, not {pair!r}")
-    keys = [str(key) for key, _ in pairs]
+    # A tensor that comes twice, as one that two networks share, is scaled once.
+    unique = {id(param): (str(key), param) for key, param in reversed(pairs)}
+    keys, params = [key for key, _ in unique.values()][::-1], [param for _, param in unique.values()][::-1]
     if len(set(keys)) != len(keys):
         raise ValueError("the names of parameters must be unique")
-    return keys, [param for _, param in pairs], named
+    return keys, params, named
+
+
+def _finite_number(name: str, value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name!r} is {number}")
+    return number
