@@ -129,6 +129,53 @@ def test_state_travels_between_devices(optimizer_class, capturable):
     assert_equal(values(hosts), [p.cpu() for p in values(params)], atol=1e-5, rtol=1e-4)
 
 
+def test_default_dtype_does_not_matter():
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        params = cuda_parameters()
+        optimizer = AdaptiveUPGD(params, lr=0.01, sigma=0.0)
+        torch.set_default_dtype(dtype)
+        try:
+            for step in range(3):
+                cuda_gradients(params, step)
+                optimizer.step()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        results.append(values(params))
+    assert_equal(*results)
+
+
+def test_parameters_on_two_devices():
+    """The host waits for the extremes of the device, and only where it needs them."""
+    hosts, mixed = parameters(*SHAPES), parameters(*SHAPES)
+    mixed[0] = nn.Parameter(mixed[0].detach().cuda())
+    optimizers = [AdaptiveUPGD(p, lr=0.01, sigma=0.0) for p in (hosts, mixed)]
+    for step in range(5):
+        set_gradients(hosts, step)
+        for mine, theirs in zip(mixed, hosts, strict=True):
+            mine.grad = theirs.grad.to(mine.device)
+        torch.cuda._sleep(50_000_000)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_equal(values(hosts), [p.cpu() for p in values(mixed)], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("no_synchronisation")
+def test_capturable_may_be_switched():
+    params, others = cuda_parameters(), cuda_parameters()
+    optimizer, other = (AdaptiveUPGD(p, lr=0.01, sigma=0.0) for p in (params, others))
+    for step, capturable in enumerate((False, True, False, False)):
+        optimizer.param_groups[0]["capturable"] = capturable
+        for p in (params, others):
+            cuda_gradients(p, step)
+        if step == 3:
+            forbid_synchronisation()
+        optimizer.step()
+        other.step()
+    torch.cuda.set_sync_debug_mode("default")
+    assert_equal(values(params), values(others), atol=1e-6, rtol=1e-5)
+
+
 def capture(work):
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -233,6 +280,8 @@ def test_scaler_does_not_synchronise(mode, statistic):
     for step in range(5):
         if step == 1:
             forbid_synchronisation()
+        if step > 1:
+            params[step].grad = None
         scaler.scale_gradients()
         optimizer.step()
         scaler.step()
