@@ -95,11 +95,11 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     return "\n".join(lines) + "\n"
 
 
-def write_result(name: str, command: str, sections: Sequence[str]) -> Path:
+def write_result(name: str, command: str, sections: Sequence[str], note: str = "") -> Path:
     """Write a benchmark's output as Markdown, with the command and the machine on top."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.md"
-    head = f"# {name}\n\n`{command}`\n\n{machine()}\n"
+    head = f"# {name}\n\n`{command}`{note}\n\n{machine()}\n"
     path.write_text("\n".join([head, *sections]))
     console.print(f"written: {path}")
     return path

@@ -166,7 +166,7 @@ def minibatch_cost(rounds: int) -> str:
         for name, t in times.items()
     ]
     title = (
-        f"VGS in a minibatch of 256 samples of the LSTM agent, CPU, {torch.get_num_threads()} threads (wanted: +10%)"
+        f"VGS in a minibatch of 256 samples of the LSTM agent, CPU, {torch.get_num_threads()} threads (wanted: at most +10%)"
     )
     return common.show_table(title, ["VGS", "ms", "to without"], rows)
 

@@ -18,6 +18,7 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import common
@@ -90,16 +91,15 @@ BASELINES = [
 LABELS = [
     *BASELINES,
     # The gate alone, at several rates; then sharper, with noise, with decay, with a long memory; then the other gate.
-    *(replace(UPGD, lr=lr) for lr in (0.005, 0.01, 0.02)),
+    *(replace(UPGD, lr=lr) for lr in (0.01, 0.02)),
     replace(UPGD, temperature=3.0),
     *(replace(UPGD, sigma=sigma) for sigma in (1e-3, 1e-1)),
     replace(UPGD, sigma=1e-3, gaussian=True),
     replace(UPGD, decay=1e-3),
     replace(UPGD, decay=1e-2, sigma=1e-1),
     replace(UPGD, beta_utility=0.999),
-    *(replace(UPGD, gate="minmax", lr=lr) for lr in (0.01, 0.02)),
-    *(replace(FROZEN, lr=lr) for lr in (0.005, 0.01)),
-    replace(FROZEN, sigma=1e-3),
+    replace(UPGD, gate="minmax"),
+    *(replace(FROZEN, sigma=sigma) for sigma in (0.0, 1e-3)),
     *(replace(ADAPTIVE, lr=lr) for lr in (3e-4, 1e-3)),
     replace(ADAPTIVE, lr=3e-4, beta_utility=0.9),
     *(replace(UPGDW, lr=lr) for lr in (3e-4, 1e-3)),
@@ -108,7 +108,6 @@ LABELS = [
 INPUTS = [
     *BASELINES,
     *(replace(UPGD, lr=lr) for lr in (0.005, 0.01, 0.02)),
-    replace(UPGD, sigma=1e-3),
     replace(UPGD, decay=1e-2, sigma=1e-1),
     replace(UPGD, beta_utility=0.999),
     replace(FROZEN, sigma=1e-3),
@@ -127,10 +126,8 @@ BITS = [
     *(Config("continual backprop", lr) for lr in (1e-3, 1e-2)),
     # With and without each of gate, noise and decay; then the short memory that serves best on labels.
     *(replace(base, sigma=s, decay=d) for base in (LONG, FROZEN) for s in (0.0, 0.3) for d in (0.0, 1e-2)),
-    replace(LONG, decay=1e-2, sigma=0.1),
     replace(UPGD, decay=1e-2, sigma=0.3),
-    replace(LONG, lr=0.003),
-    *(replace(ADAPTIVE, lr=lr) for lr in (1e-3, 1e-2)),
+    replace(ADAPTIVE, lr=1e-3),
     *(replace(ADAPTIVE, lr=lr, decay=1e-4 / lr, sigma=0.1) for lr in (1e-3, 1e-2)),
     *(replace(UPGDW, lr=lr) for lr in (1e-3, 1e-2)),
 ]
@@ -271,7 +268,7 @@ STYLE = {
 }
 
 
-def plot(outcomes: dict[str, dict[Config, np.ndarray]], problems: Sequence[Problem], path: str) -> None:
+def plot(outcomes: dict[str, dict[Config, np.ndarray]], problems: Sequence[Problem], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -298,19 +295,23 @@ def plot(outcomes: dict[str, dict[Config, np.ndarray]], problems: Sequence[Probl
         axes.set_xlim(1, None)
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    common.RESULTS.mkdir(exist_ok=True)
-    figure.savefig(common.RESULTS / path, dpi=150, bbox_inches="tight")
-    common.console.print(f"picture: {common.RESULTS / path}")
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    common.console.print(f"picture: {path}")
 
 
 def label_ends(axes: Any, ends: list[tuple[float, str, str]]) -> None:
     """Names at the right end of the lines, pushed apart where they would overlap."""
     low, high = axes.get_ylim()
     gap = 0.055 * (high - low)
-    previous = -np.inf
-    for value, method, colour in sorted(ends):
-        y = max(value, previous + gap)
-        previous = y
+    ends = sorted(ends)
+    places = [value for value, _, _ in ends]
+    for i in range(1, len(places)):
+        places[i] = max(places[i], places[i - 1] + gap)
+    places[-1] = min(places[-1], high)
+    for i in range(len(places) - 2, -1, -1):
+        places[i] = min(places[i], places[i + 1] - gap)
+    for y, (value, method, colour) in zip(places, ends, strict=True):
         axes.annotate(
             method,
             (1.0, value),
@@ -333,7 +334,7 @@ def demo() -> None:
     )
     outcomes = run_all([problem], quick=False, seeds=3)
     report(problem, outcomes[problem.name])
-    plot(outcomes, [problem], "demo.png")
+    plot(outcomes, [problem], Path("runs") / "demo.png")
     best, worst = (last_fifth(outcomes[problem.name][c]).mean() for c in (configs[2], configs[0]))
     common.console.print(
         f"\nIn the last twelve tasks the network answers {best:.0%} rightly with UPGD, {worst:.0%} with AdamW: "
@@ -358,8 +359,8 @@ def main() -> None:
     minutes = (time.perf_counter() - start) / 60
     common.console.print(f"{minutes:.1f} minutes")
     if not arguments.quick and arguments.problem is None:
-        plot(outcomes, problems, "plasticity.png")
-        common.write_result("plasticity", f"python benchmarks/plasticity.py ({minutes:.0f} minutes)", sections)
+        plot(outcomes, problems, common.RESULTS / "plasticity.png")
+        common.write_result("plasticity", "python benchmarks/plasticity.py", sections, f" ({minutes:.0f} minutes)")
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ class Config:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Configurations of one kind share a rule."""
-        return RULES[self.method].__name__, self.gate, self.gaussian
+        """Configurations of one kind share a rule. Noise is dear, so that those without it keep to themselves."""
+        return RULES[self.method].__name__, self.gate, self.gaussian, self.sigma > 0
 
 
 class Rule:
