@@ -165,9 +165,7 @@ def minibatch_cost(rounds: int) -> str:
         [name, f"{1e3 * np.median(t):.2f}", f"{100 * (common.ratio(times, name, 'without') - 1):+.1f}%"]
         for name, t in times.items()
     ]
-    title = (
-        f"VGS in a minibatch of 256 samples of the LSTM agent, CPU, {torch.get_num_threads()} threads (wanted: at most +10%)"
-    )
+    title = f"VGS in a minibatch of 256 samples, CPU, {torch.get_num_threads()} threads (at most +10% wanted)"
     return common.show_table(title, ["VGS", "ms", "to without"], rows)
 
 

@@ -49,6 +49,7 @@ class GradientStatistics:
         self.norms = self._zeros(3)
         self.largest = self._zeros(2)
         self._zero, self._one = self._zeros(()), self._zeros(()) + 1
+        self._dtypes, self._devices = [p.dtype for p in self.params], [p.device for p in self.params]
 
     weight: Tensor
     energy: Tensor
@@ -61,10 +62,7 @@ class GradientStatistics:
     @property
     def is_outdated(self) -> bool:
         """Whether the model was moved, or cast to another precision, since the averages began."""
-        pairs = zip(self.params, self.moments, strict=False)
-        return any(p.device != self.device for p in self.params[:1]) or any(
-            compute_dtype(p.dtype) != m.dtype or p.device != m.device for p, m in pairs
-        )
+        return [p.dtype for p in self.params] != self._dtypes or [p.device for p in self.params] != self._devices
 
     def fold(self, beta: float, extremes: bool = True) -> bool:
         """Fold the present gradients into the averages; ``False`` if there is none.

@@ -20,8 +20,8 @@ ApplyTo: TypeAlias = Literal["gradient", "update"]
 _HISTORY = 512
 """How many factors are remembered for their quantiles."""
 
-_EXTREMES_EVERY = 5
-"""On a CPU, the largest magnitude is averaged over every fifth step; not every fourth, which would follow epochs."""
+_EXTREMES_EVERY = 11
+"""On a CPU, the largest magnitude is averaged over every 11th step: a prime number, so as not to follow epochs."""
 
 _PATIENCE = 10
 """Steps announced in vain before there is a warning. A GradScaler may skip a few in a row."""
@@ -231,7 +231,7 @@ class VarianceGradientScaler:
         """The state of the scaler as 0-dim tensors, which nothing has waited for.
 
         Quantiles of the factor are over the calls of :meth:`scale_gradients` since :meth:`reset_history`, the last 512
-        at most; those of the variance are over the tensors. On a CPU, ``vgs/grad_max_ema`` is over every fifth step.
+        at most; those of the variance are over the tensors. On a CPU, ``vgs/grad_max_ema`` is over every 11th step.
         """
         averages = self._statistics.total_averages()
         metrics = {f"vgs/{name}_ema": value.nan_to_num(0) for name, value in averages.items()}
