@@ -16,6 +16,7 @@ import argparse
 import multiprocessing
 import queue
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -175,10 +176,11 @@ def run_all(problems: Sequence[Problem], quick: bool, seeds: int) -> dict[str, d
     for problem in problems:
         halves: list[list[Config]] = [[], []]
         loads = [0.0, 0.0]
-        for config in sorted(problem.configs, key=lambda c: -COST.get(c.method, 4)):
+        # What shares a rule stays together: the number of operations counts, then that of networks.
+        for kind in sorted(by_kind(problem.configs), key=cost, reverse=True):
             lighter = int(loads[1] < loads[0])
-            halves[lighter].append(config)
-            loads[lighter] += COST.get(config.method, 4)
+            halves[lighter] += kind
+            loads[lighter] += cost(kind)
         stream = problem.quick if quick else problem.stream
         jobs_list += [Job(problem, stream, half, range(seeds)) for half in halves]
     context = multiprocessing.get_context("spawn")
@@ -200,6 +202,18 @@ def run_all(problems: Sequence[Problem], quick: bool, seeds: int) -> dict[str, d
     for worker in workers:
         worker.join()
     return outcomes
+
+
+def by_kind(configs: Sequence[Config]) -> list[list[Config]]:
+    kinds = defaultdict(list)
+    for config in configs:
+        kinds[config.kind].append(config)
+    return list(kinds.values())
+
+
+def cost(kind: Sequence[Config]) -> float:
+    """Of a step of configurations that share a rule: the operations cost about as much as six networks."""
+    return COST.get(kind[0].method, 4) * (6 + len(kind))
 
 
 def get_alive(results: Any, workers: Sequence[Any]) -> Any:
