@@ -125,6 +125,15 @@ class TestStateDicts:
         utility = optimizer.state[params[0]]["avg_utility"]
         torch.testing.assert_close(utility, -gradient * weight * (1 - 0.999**6), atol=1e-6, rtol=1e-3)
 
+    def test_old_pickles_get_the_options_they_lack(self):
+        params, optimizer = trained(AdaptiveUPGD, sigma=0.0)
+        for options in (*optimizer.param_groups, optimizer.defaults):
+            for name in ("gate", "temperature", "capturable"):
+                del options[name]
+        copies, other = pickle.loads(pickle.dumps((params, optimizer)))
+        assert other.param_groups[0]["gate"] == "anchored"
+        next_step(copies, other)
+
     def test_options_of_a_group_survive_an_old_state(self):
         params = parameters((3,), (2,))
         optimizer = UPGD([{"params": params[:1], "gate": "minmax"}, {"params": params[1:]}], lr=0.1)
