@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from collections.abc import Callable
 
 import common
@@ -248,7 +249,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=24, help="turns of each candidate")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
-    command = f"python benchmarks/optim_speed.py --device {arguments.device}"
+    command = " ".join(["python benchmarks/optim_speed.py", *sys.argv[1:]])
     if arguments.device == "cuda":
         common.write_result("optim_speed_cuda", command, cuda_steps(arguments.rounds))
         return

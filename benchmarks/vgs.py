@@ -1,6 +1,6 @@
 """Variance gradient scaling: does the factor follow the noise, how should tensors be combined, and does it help?
 
-    python benchmarks/vgs.py            # everything, about 25 minutes on two cores
+    python benchmarks/vgs.py            # everything, about 45 minutes on two cores
     python benchmarks/vgs.py --quick    # about 2 minutes
 
 Three parts. *Response*: the factor against noise of known size. *Combination*: raw gradients of Stable-Baselines3's

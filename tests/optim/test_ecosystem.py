@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
 
 import pytest
@@ -77,12 +78,18 @@ class TestStateDicts:
         for key, entries in optimizer.state_dict()["state"].items():
             assert_equal(list(before[key].values()), list(entries.values()))
 
-    @pytest.mark.parametrize("value", [torch.ones(1), torch.ones(4, 6), torch.ones(24), torch.ones(30), "x", None])
-    @pytest.mark.parametrize("name", ["avg_utility", "exp_avg", "exp_avg_sq", "step"])
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            *itertools.product(
+                ["avg_utility", "exp_avg", "exp_avg_sq"],
+                [torch.ones(1), torch.ones(4, 6), torch.ones(24), torch.ones(30), "x", None],
+            ),
+            *itertools.product(["step"], [torch.ones(2), "x", None]),
+        ],
+    )
     def test_a_state_of_the_wrong_shape_changes_nothing(self, name, value):
         """torch's fused kernels trust the shapes: such a state would write beyond its memory."""
-        if name == "step" and isinstance(value, torch.Tensor) and value.numel() == 1:
-            return
         _, optimizer = trained(UPGDW)
         bad = copy.deepcopy(optimizer.state_dict())
         bad["state"][0][name] = value

@@ -710,12 +710,22 @@ class TestStateTravels:
         [
             ("step_count", "x"), ("step_count", None), ("step_count", torch.zeros(2)), ("step_count", math.nan),
             ("factor", None), ("keys", None), ("shapes", [[6, 5]]), ("weight", torch.zeros(2)), ("norms", "x"),
-            ("energy", None), ("moments", {}), ("moments", {"0": [1.0], "1": [1.0], "2": [1.0]}),
+            ("energy", None), ("mean", torch.zeros(2)), ("largest", torch.zeros(3)),
         ],
     )  # fmt: skip
     def test_malformed_state_changes_nothing(self, statistic, named, key, value):
-        if key == "moments" and statistic == "spatial_mean":
-            return
+        self.refuses(statistic, named, key, value)
+
+    @pytest.mark.parametrize("moments", [None, {}, {"0": [1.0]}, dict.fromkeys(["0", "1", "2"], torch.zeros(2))])
+    def test_malformed_moments_change_nothing(self, statistic, named, moments):
+        """Those of single elements; ``spatial_mean`` has none and reads none."""
+        if statistic == "elementwise":
+            self.refuses(statistic, named, "moments", moments)
+        else:
+            _, scaler = self.trained(statistic, named)
+            scaler.load_state_dict({**scaler.state_dict(), "moments": moments})
+
+    def refuses(self, statistic, named, key, value):
         _, scaler = self.trained(statistic, named)
         bad = {**scaler.state_dict(), key: value}
         before = scaler.state_dict()

@@ -357,11 +357,13 @@ def _with_keys(parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]]) -> t
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], Tensor):
             raise TypeError(f"parameters must be tensors, or pairs of name and tensor, not {pair!r}")
     # A tensor that comes twice, as one that two networks share, is scaled once.
-    unique = {id(param): (str(key), param) for key, param in reversed(pairs)}
-    keys, params = [key for key, _ in unique.values()][::-1], [param for _, param in unique.values()][::-1]
+    unique: dict[int, tuple[str, Tensor]] = {}
+    for key, param in pairs:
+        unique.setdefault(id(param), (str(key), param))
+    keys = [key for key, _ in unique.values()]
     if len(set(keys)) != len(keys):
         raise ValueError("the names of parameters must be unique")
-    return keys, params, named
+    return keys, [param for _, param in unique.values()], named
 
 
 def _finite_number(name: str, value: Any) -> float:
