@@ -180,6 +180,10 @@ class GradientStatistics:
             loaded.moments = [_saved(key, state["moments"][key], (math.prod(shape),)) for key, shape in pairs]
         return loaded
 
+    def state_tensors(self) -> list[Tensor]:
+        """All averages, themselves."""
+        return [*(getattr(self, name) for name in (*_VECTORS, *_TOTALS)), *self.moments]
+
     def _average(self, name: str, values: Tensor, present: list[int], beta: float) -> None:
         """Fold values ``[parameters]`` into an average, at the present parameters alone."""
         vector: Tensor = getattr(self, name)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from driftproof.optim._arguments import check_flag, check_number, check_option
+from driftproof._arguments import check_flag, check_number, check_option
 from driftproof.optim._core import Gate, Group, NoiseReference, Settings, bias_correction, compute_dtype
 from driftproof.optim._foreach import Scratch, pack
 from driftproof.optim._metrics import step_metrics

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from driftproof.optim._arguments import check_count, check_flag, check_number, check_option
+from driftproof._arguments import check_count, check_flag, check_number, check_option
 from driftproof.optim._gradient_statistics import GradientStatistics, Statistic, gradient_totals, scale_all
 from driftproof.optim._step_scaling import StepScaling
 
@@ -290,6 +290,11 @@ class VarianceGradientScaler:
         self._step_count.fill_(step_count)
         self._factor.fill_(factor)
         self.reset_history()
+
+    def state_tensors(self) -> list[Tensor]:
+        """The tensors that a step changes, themselves, for those who must undo one on the device."""
+        own = [self._step_count, self._factor, self._history, self._recorded]
+        return [*own, *self._statistics.state_tensors()]
 
     def __getstate__(self) -> dict[str, Any]:
         # A logger belongs to a place, not to the scaler.

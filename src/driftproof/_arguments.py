@@ -25,10 +25,10 @@ def check_number(
     raise ValueError(f"Invalid {name}: {value!r}; must be a finite number {bounds}")
 
 
-def check_count(name: str, value: Any) -> None:
-    """Raise a ``ValueError`` unless ``value`` is a whole number, and not negative."""
-    if not _is_number(value, Integral) or value < 0:
-        raise ValueError(f"Invalid {name}: {value!r}; must be a whole number >= 0")
+def check_count(name: str, value: Any, *, at_least: int = 0) -> None:
+    """Raise a ``ValueError`` unless ``value`` is a whole number, and large enough."""
+    if not _is_number(value, Integral) or value < at_least:
+        raise ValueError(f"Invalid {name}: {value!r}; must be a whole number >= {at_least}")
 
 
 def check_flag(name: str, value: object) -> None:
