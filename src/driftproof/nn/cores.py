@@ -1,0 +1,221 @@
+"""Recurrent cores: the memory of an agent.
+
+A state is a tuple of tensors ``[layers, B, units]``: hidden and cell state of an LSTM, hidden state of a GRU, nothing
+without memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from driftproof.nn.segments import Segments
+
+State: TypeAlias = tuple[Tensor, ...]
+Step: TypeAlias = Callable[[Tensor, State], tuple[Tensor, State]]
+CoreName: TypeAlias = Literal["lstm", "gru", "none"]
+
+
+class Core(nn.Module, ABC):
+    """Turns a sequence of features into one of memories.
+
+    Args:
+        features: Width of what comes in.
+        units: Width of what comes out, and of the state.
+        layers: How many, one upon the other.
+    """
+
+    parts: ClassVar[int]
+    """Tensors that make up a state."""
+
+    def __init__(self, features: int, units: int, layers: int) -> None:
+        super().__init__()
+        self.features, self.units, self.layers = features, units, layers
+
+    def initial_state(self, batch: int, device: torch.device | str | None = None) -> State:
+        """Zeros for ``batch`` sequences."""
+        return tuple(torch.zeros(self.layers, batch, self.units, device=device) for _ in range(self.parts))
+
+    def initialise(self) -> None:
+        """Set initial weights that suit the width of what comes in."""
+
+    @abstractmethod
+    def step(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        """One step of time ``[B, features]``: output ``[B, units]`` and the state after it."""
+
+    def stepper(self) -> Step:
+        """:meth:`step` without gradients, made fast for weights that do not change while it is used."""
+        return self.step
+
+    @abstractmethod
+    def forward(self, inputs: Tensor, state: State, segments: Segments | None = None) -> Tensor:
+        """Whole sequences ``[T, B, features]`` at once: outputs ``[T, B, units]``.
+
+        Args:
+            inputs: What comes in.
+            state: The state before the first step.
+            segments: Where episodes start; ``None``: nowhere after the first step.
+        """
+
+    def masked(self, inputs: Tensor, state: State, keep: Tensor) -> Tensor:
+        """What :meth:`forward` gives, step by step with shapes that depend on no episode, as CUDA graphs want it.
+
+        Args:
+            inputs: ``[T, B, features]``.
+            state: The state before the first step.
+            keep: 0 where an episode starts, 1 elsewhere ``[T, B]``.
+        """
+        outputs = []
+        for x, k in zip(inputs.unbind(), keep.unsqueeze(-1).unbind(), strict=True):
+            output, state = self.step(x, mask_state(state, k))
+            outputs.append(output)
+        return torch.stack(outputs)
+
+
+class NoCore(Core):
+    """No memory: what comes in goes out."""
+
+    parts = 0
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features, features, 0)
+
+    def step(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        return inputs, state
+
+    def forward(self, inputs: Tensor, state: State, segments: Segments | None = None) -> Tensor:
+        return inputs
+
+    def masked(self, inputs: Tensor, state: State, keep: Tensor) -> Tensor:
+        return inputs
+
+
+class _TorchCore(Core):
+    """A core around ``nn.LSTM`` or ``nn.GRU``, whose one call over time is oneDNN's or cuDNN's."""
+
+    module: ClassVar[type[nn.LSTM] | type[nn.GRU]]
+
+    def __init__(self, features: int, units: int, layers: int = 1) -> None:
+        super().__init__(features, units, layers)
+        self.recurrence = self.module(features, units, layers)
+
+    def initialise(self) -> None:
+        """Orthogonal input weights that give every gate something of the size that comes in.
+
+        torch's are the smaller the more units there are, so that few inputs hardly move them. Recurrent weights stay
+        torch's: orthogonal ones remember better than an agent that starts to learn can use.
+        """
+        for name, parameter in self.recurrence.named_parameters():
+            if name.startswith("weight_ih"):
+                for gate in torch.split(parameter.data, self.units):
+                    nn.init.orthogonal_(gate, gain=math.sqrt(max(1.0, self.units / gate.shape[1])))
+
+    @abstractmethod
+    def _cell(self, inputs: Tensor, state: State, weights: list[Tensor]) -> State:
+        """One layer's next state ``[B, units]``, hidden state first."""
+
+    def _layer_weights(self, layer: int) -> list[Tensor]:
+        return [
+            getattr(self.recurrence, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        ]
+
+    def step(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        new = []
+        for layer in range(self.layers):
+            new.append(self._cell(inputs, tuple(part[layer] for part in state), self._layer_weights(layer)))
+            inputs = new[-1][0]
+        return inputs, tuple(torch.stack(parts) for parts in zip(*new, strict=True))
+
+    def forward(self, inputs: Tensor, state: State, segments: Segments | None = None) -> Tensor:
+        if segments is None:
+            return self._run(inputs, state)[0]
+        flat = inputs.flatten(0, 1)
+        state = tuple(part[:, segments.sequences] * segments.carries for part in state)
+        outputs = []
+        for slab in segments.slabs:
+            rows = slab.shape[1]
+            state = tuple(part[:, :rows].contiguous() for part in state)
+            output, state = self._run(flat[slab], state)
+            outputs.append(output.flatten(0, 1))
+        return torch.cat(outputs)[segments.positions].view(*inputs.shape[:2], self.units)
+
+    def _run(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        with _full_precision():
+            output, new = self.recurrence(inputs, state if self.parts > 1 else state[0])
+        return output, new if self.parts > 1 else (new,)
+
+
+class LSTMCore(_TorchCore):
+    """Long short-term memory."""
+
+    parts = 2
+    module = nn.LSTM
+
+    def _cell(self, inputs: Tensor, state: State, weights: list[Tensor]) -> State:
+        hidden, cell = torch.lstm_cell(inputs, state, *weights)
+        return hidden, cell
+
+    def stepper(self) -> Step:
+        if self.recurrence.weight_hh_l0.device.type != "cpu":
+            return self.step
+        # One product for input and hidden state together.
+        fused = []
+        for layer in range(self.layers):
+            w_ih, w_hh, b_ih, b_hh = (w.detach() for w in self._layer_weights(layer))
+            fused.append((torch.cat((w_ih, w_hh), 1).t().contiguous(), b_ih + b_hh))
+        units = self.units
+
+        def step(inputs: Tensor, state: State) -> tuple[Tensor, State]:
+            hiddens, cells = [], []
+            for layer, (weight, bias) in enumerate(fused):
+                gates = torch.addmm(bias, torch.cat((inputs, state[0][layer]), 1), weight)
+                entrance, forget, candidate, exit_ = torch.split(gates, units, 1)
+                cell = forget.sigmoid().mul_(state[1][layer]).addcmul_(entrance.sigmoid(), candidate.tanh())
+                inputs = exit_.sigmoid().mul_(cell.tanh())
+                hiddens.append(inputs)
+                cells.append(cell)
+            if len(fused) == 1:
+                return inputs, (inputs.unsqueeze(0), cell.unsqueeze(0))
+            return inputs, (torch.stack(hiddens), torch.stack(cells))
+
+        return step
+
+
+class GRUCore(_TorchCore):
+    """Gated recurrent unit."""
+
+    parts = 1
+    module = nn.GRU
+
+    def _cell(self, inputs: Tensor, state: State, weights: list[Tensor]) -> State:
+        return (torch.gru_cell(inputs, state[0], *weights),)
+
+
+def make_core(name: CoreName, features: int, units: int, layers: int) -> Core:
+    """The core of that name."""
+    if name == "none":
+        return NoCore(features)
+    return {"lstm": LSTMCore, "gru": GRUCore}[name](features, units, layers)
+
+
+@contextlib.contextmanager
+def _full_precision() -> Iterator[None]:
+    """No TF32 in cuDNN, so that a training pass says what the rollout said."""
+    settings: Any = torch.backends.cudnn.rnn
+    before = settings.fp32_precision
+    settings.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
+
+
+def mask_state(state: State, keep: Tensor) -> State:
+    """The state ``[layers, B, units]`` with that of sequences where ``keep`` ``[B, 1]`` is 0 set to zero."""
+    return tuple(part * keep for part in state)

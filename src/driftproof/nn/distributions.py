@@ -1,0 +1,351 @@
+"""Distributions of actions, one for each kind of action space.
+
+The parameters of a distribution are one tensor ``[..., size]``, so that they are stored, compared and differentiated
+like any other; they should be float32 also under autocast. Nothing here reads a value back from the device.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from torch import Tensor, nn
+
+Device: TypeAlias = torch.device | str | None
+
+_LOG_2PI = math.log(2 * math.pi)
+
+_NODES = 24
+"""Points at which the entropy of a squashed Gaussian is summed."""
+
+_REACH = 5.0
+"""The outermost of them, in standard deviations. With 24, entropies are right to 1e-5 for spreads of up to 2."""
+
+
+class ActionDistribution(nn.Module, ABC):
+    """What all distributions of one action space have in common: how their parameters are read.
+
+    It has no state; it is a module so that its constants move to the device of the policy that it is part of.
+
+    Args:
+        space: Where actions come from.
+        size: Width of the parameters.
+        action_shape: Shape of one action as it is stored; environments get that of the space.
+        action_dtype: Of what :meth:`sample` makes of float32 parameters.
+    """
+
+    def __init__(
+        self, space: spaces.Space[Any], size: int, action_shape: tuple[int, ...], action_dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.action_shape = action_shape
+        self.action_dtype = action_dtype
+        self._env_shape: tuple[int, ...] = space.shape or ()
+
+    @abstractmethod
+    def noise(self, *leading: int, device: Device = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Random numbers ``[*leading, ...]`` for :meth:`sample`, whatever the parameters: a whole rollout's at once."""
+
+    @abstractmethod
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Random actions ``[..., *action_shape]``: the same for the same noise."""
+
+    @abstractmethod
+    def mode(self, parameters: Tensor) -> Tensor:
+        """The most probable actions ``[..., *action_shape]``."""
+
+    @abstractmethod
+    def log_prob(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        """Log-probability of actions, or of their density, ``[...]``.
+
+        Args:
+            parameters: ``[..., size]``.
+            actions: ``[..., *action_shape]``, exactly: nothing is broadcast.
+        """
+
+    @abstractmethod
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Entropy ``[...]``."""
+
+    @abstractmethod
+    def kl(self, old: Tensor, new: Tensor) -> Tensor:
+        """The exact Kullback-Leibler divergence KL(old‖new) ``[...]`` of two parameters."""
+
+    def to_env(self, actions: Tensor) -> Tensor:
+        """What the environment gets for actions, ``[..., *shape of the space]``."""
+        if self.action_shape == self._env_shape:
+            return actions
+        leading = actions.shape[: actions.dim() - len(self.action_shape)]
+        return actions.reshape(leading + self._env_shape)
+
+    def _check_actions(self, parameters: Tensor, actions: Tensor) -> None:
+        expected = parameters.shape[:-1] + self.action_shape
+        if actions.shape != expected:
+            raise ValueError(
+                f"actions have shape {tuple(actions.shape)}, but parameters {tuple(parameters.shape)} want "
+                f"{tuple(expected)}"
+            )
+
+
+class Categorical(ActionDistribution):
+    """One of ``n`` actions. Parameters: unnormalised log-probabilities. Actions: int64 ``[...]``, from 0."""
+
+    def __init__(self, space: spaces.Discrete) -> None:
+        super().__init__(space, int(space.n), (), torch.int64)
+        self._start = int(space.start)
+
+    def noise(self, *leading: int, device: Device = None, dtype: torch.dtype | None = None) -> Tensor:
+        return _gumbel((*leading, self.size), device, dtype)
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        return (parameters + noise).argmax(-1)
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        return parameters.argmax(-1)
+
+    def log_prob(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        self._check_actions(parameters, actions)
+        return _log_prob_of_choice(parameters, actions)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        return _entropy_of_choice(parameters)
+
+    def kl(self, old: Tensor, new: Tensor) -> Tensor:
+        return _kl_of_choice(old, new)
+
+    def to_env(self, actions: Tensor) -> Tensor:
+        return actions + self._start if self._start else actions
+
+
+class MultiCategorical(ActionDistribution):
+    """Several independent choices. Parameters: those of one :class:`Categorical` after the other.
+
+    Actions: int64 ``[..., choices]``, each from 0.
+    """
+
+    padded: Tensor
+    padding: Tensor
+    start: Tensor
+
+    def __init__(self, space: spaces.MultiDiscrete) -> None:
+        options = [int(n) for n in space.nvec.flat]
+        super().__init__(space, sum(options), (len(options),), torch.int64)
+        self._table = (len(options), max(options))
+        self._even = min(options) == max(options)
+        # Position in the parameters of each option, in a table as wide as the widest choice, and what is not an option.
+        columns = torch.arange(max(options))
+        ends = torch.tensor(options).cumsum(0).unsqueeze(1)
+        counts = torch.tensor(options).unsqueeze(1)
+        self.register_buffer("padded", (ends - counts + columns).minimum(ends - 1).flatten(), persistent=False)
+        self.register_buffer("padding", columns >= counts, persistent=False)
+        self.register_buffer("start", torch.tensor(space.start.reshape(-1), dtype=torch.int64), persistent=False)
+
+    def noise(self, *leading: int, device: Device = None, dtype: torch.dtype | None = None) -> Tensor:
+        return _gumbel((*leading, self.size), device, dtype)
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        return self._logits(parameters + noise).argmax(-1)
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        return self._logits(parameters).argmax(-1)
+
+    def log_prob(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        self._check_actions(parameters, actions)
+        return _log_prob_of_choice(self._logits(parameters), actions).sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        return _entropy_of_choice(self._logits(parameters)).sum(-1)
+
+    def kl(self, old: Tensor, new: Tensor) -> Tensor:
+        return _kl_of_choice(self._logits(old), self._logits(new)).sum(-1)
+
+    def to_env(self, actions: Tensor) -> Tensor:
+        return super().to_env(actions + self.start)
+
+    def _logits(self, parameters: Tensor) -> Tensor:
+        """One row for each choice ``[..., choices, options]``, with nothing left for options that do not exist."""
+        if self._even:
+            return parameters.reshape(parameters.shape[:-1] + self._table)
+        table = parameters.index_select(-1, self.padded).reshape(parameters.shape[:-1] + self._table)
+        # Finite, since 0 * -inf is not a number.
+        return table.masked_fill(self.padding, torch.finfo(parameters.dtype).min)
+
+
+class Bernoulli(ActionDistribution):
+    """Independent switches. Parameters: log-odds. Actions: 0 or 1 ``[..., n]``, floats; environments get int8."""
+
+    def __init__(self, space: spaces.MultiBinary) -> None:
+        count = math.prod(space.shape)
+        super().__init__(space, count, (count,), torch.float32)
+
+    def noise(self, *leading: int, device: Device = None, dtype: torch.dtype | None = None) -> Tensor:
+        # Log-odds of uniform numbers, so that a sample takes one comparison.
+        return torch.rand(*leading, self.size, device=device, dtype=dtype).logit_()
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        return (noise < parameters).to(parameters.dtype)
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        return (parameters > 0).to(parameters.dtype)
+
+    def log_prob(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        self._check_actions(parameters, actions)
+        return F.logsigmoid(parameters * (2 * actions - 1)).sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        return (F.softplus(parameters) - F.silu(parameters)).sum(-1)
+
+    def kl(self, old: Tensor, new: Tensor) -> Tensor:
+        return (F.softplus(new) - F.softplus(old) - old.sigmoid() * (new - old)).sum(-1)
+
+    def to_env(self, actions: Tensor) -> Tensor:
+        return super().to_env(actions.to(torch.int8))
+
+
+class Gaussian(ActionDistribution):
+    """Independent normal numbers. Parameters: means, then logarithms of standard deviations.
+
+    Actions: floats ``[..., dim]``, the box laid flat, not clipped; environments get them clipped to the box.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, space: spaces.Box) -> None:
+        dim = math.prod(space.shape)
+        super().__init__(space, 2 * dim, (dim,), torch.float32)
+        self.dim = dim
+        self.register_buffer("low", _rounded(space.low, towards=math.inf), persistent=False)
+        self.register_buffer("high", _rounded(space.high, towards=-math.inf), persistent=False)
+
+    def noise(self, *leading: int, device: Device = None, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.randn(*leading, self.dim, device=device, dtype=dtype)
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        mean, log_std = parameters.chunk(2, -1)
+        return torch.addcmul(mean, log_std.exp(), noise)
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        return parameters[..., : self.dim]
+
+    def log_prob(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        self._check_actions(parameters, actions)
+        mean, log_std = parameters.chunk(2, -1)
+        z = (mean - actions) * (-log_std).exp()
+        return -self.dim / 2 * _LOG_2PI - torch.add(log_std, z.square(), alpha=0.5).sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        return parameters[..., self.dim :].sum(-1) + self.dim / 2 * (1 + _LOG_2PI)
+
+    def kl(self, old: Tensor, new: Tensor) -> Tensor:
+        old_mean, old_log_std = old.chunk(2, -1)
+        mean, log_std = new.chunk(2, -1)
+        z = (mean - old_mean) * (-log_std).exp()
+        log_ratio = 2 * (old_log_std - log_std)
+        return (log_ratio.expm1() - log_ratio + z.square()).sum(-1) / 2
+
+    def to_env(self, actions: Tensor) -> Tensor:
+        return super().to_env(actions.clamp(self.low, self.high))
+
+
+class SquashedGaussian(Gaussian):
+    """A :class:`Gaussian` squashed into the bounds of its box by a hyperbolic tangent.
+
+    Actions: floats ``[..., dim]`` before squashing; environments get ``low + (tanh(a) + 1) / 2 * (high - low)``.
+    Log-probability and entropy are those of what environments get. :meth:`mode` is the squashed mean, which is the
+    median.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__(space)
+        extent = self.high - self.low
+        if not (extent.isfinite() & (extent > 0)).all():
+            raise ValueError(f"squash_output=True needs an action space with finite bounds, low < high, not {space}")
+        # The environment's action has the slope (high - low) / 2 * (1 - tanh(a)^2), whose logarithm is, in a form that
+        # does not cancel, log(high - low) + log(2) + 2 * (a - 2 * softplus(a, beta=2)).
+        self._log_scale = float(extent.double().log().sum()) + self.dim * math.log(2)
+        nodes = torch.linspace(-_REACH, _REACH, _NODES)
+        self.register_buffer("nodes", nodes, persistent=False)
+        self.register_buffer("weights", (-nodes.square() / 2).softmax(0), persistent=False)
+
+    def log_prob(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        slope = (actions - 2 * F.softplus(actions, beta=2)).sum(-1)
+        return torch.sub(super().log_prob(parameters, actions), slope, alpha=2) - self._log_scale
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Entropy ``[...]``: the Gaussian's, and the expected logarithm of how far squashing spreads.
+
+        The expectation is summed over evenly spaced points, which is far more exact here than Gauss-Hermite nodes: the
+        integrand is analytic, but bends within one unit however wide the Gaussian is.
+        """
+        mean, log_std = parameters.chunk(2, -1)
+        actions = torch.addcmul(mean.unsqueeze(-1), log_std.exp().unsqueeze(-1), self.nodes)
+        bends = (F.softplus(actions, beta=2) * self.weights).sum((-2, -1))
+        slope = mean.sum(-1) - 2 * bends
+        return torch.add(super().entropy(parameters), slope, alpha=2) + self._log_scale
+
+    def to_env(self, actions: Tensor) -> Tensor:
+        # sigmoid(2a) is (tanh(a) + 1) / 2; lerp never leaves the bounds, not even by rounding.
+        return ActionDistribution.to_env(self, torch.lerp(self.low, self.high, (2 * actions).sigmoid()))
+
+
+def distribution_for(action_space: spaces.Space[Any], squash_output: bool = False) -> ActionDistribution:
+    """The distribution for an action space.
+
+    Args:
+        action_space: A Discrete, MultiDiscrete, MultiBinary or Box.
+        squash_output: For a Box with finite bounds: squash actions into it instead of clipping them.
+
+    Raises:
+        TypeError: There is none for this kind of space.
+        ValueError: The space cannot be squashed.
+    """
+    if squash_output and not isinstance(action_space, spaces.Box):
+        raise ValueError(f"squash_output=True needs a Box as action space, not {action_space}")
+    match action_space:
+        case spaces.Discrete():
+            return Categorical(action_space)
+        case spaces.MultiDiscrete():
+            return MultiCategorical(action_space)
+        case spaces.MultiBinary():
+            return Bernoulli(action_space)
+        case spaces.Box():
+            return SquashedGaussian(action_space) if squash_output else Gaussian(action_space)
+    raise TypeError(f"Unsupported action space: {action_space}; must be Discrete, MultiDiscrete, MultiBinary or Box")
+
+
+def _gumbel(shape: tuple[int, ...], device: Device, dtype: torch.dtype | None) -> Tensor:
+    # The largest of log-probabilities plus these numbers is a sample.
+    waits = torch.empty(shape, device=device, dtype=dtype).exponential_()
+    return waits.clamp_min_(torch.finfo(waits.dtype).tiny).log_().neg_()
+
+
+def _log_prob_of_choice(logits: Tensor, choice: Tensor) -> Tensor:
+    return logits.log_softmax(-1).gather(-1, choice.unsqueeze(-1)).squeeze(-1)
+
+
+def _entropy_of_choice(logits: Tensor) -> Tensor:
+    log_probs = logits.log_softmax(-1)
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def _kl_of_choice(old: Tensor, new: Tensor) -> Tensor:
+    old_log_probs = old.log_softmax(-1)
+    return (old_log_probs.exp() * (old_log_probs - new.log_softmax(-1))).sum(-1)
+
+
+def _rounded(bounds: np.ndarray[Any, Any], towards: float) -> Tensor:
+    """Bounds laid flat, in the default precision and not outside of those in the precision of the space."""
+    exact = torch.tensor(bounds.reshape(-1), dtype=torch.float64)
+    near = exact.to(torch.get_default_dtype())
+    beyond = near < exact if towards > 0 else near > exact
+    return torch.where(beyond, near.nextafter(torch.tensor(towards)), near)

@@ -1,0 +1,277 @@
+"""Value heads: the last layer of a critic, which predicts a distribution of returns.
+
+The returns are those that critics learn from, λ-returns, and normalised; the return scale of :mod:`driftproof.ppo`
+decodes them. Predictions are tensors ``[..., outputs]`` whose meaning only the head knows, returns are ``[...]``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from driftproof._arguments import check_count, check_number, check_option
+
+ClipMode: TypeAlias = Literal["mean_only", "mean_and_variance", "per_quantile"]
+CLIP_MODES: tuple[str, ...] = get_args(ClipMode)
+
+_TINY = 1e-8
+
+
+class Scale(NamedTuple):
+    """Returns are ``mean + std * normalised``; floats or 0-dim tensors."""
+
+    mean: float | Tensor
+    std: float | Tensor
+
+
+class ValueHead(nn.Module, ABC):
+    """A distribution of normalised returns from features ``[..., features]``.
+
+    Args:
+        features: Width of what comes in.
+        outputs: Numbers that describe the distribution.
+    """
+
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__()
+        check_count("features", features, at_least=1)
+        self.outputs = outputs
+        self.linear = nn.Linear(features, outputs)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Predictions ``[..., outputs]``, also under autocast in the precision of the weights."""
+        prediction: Tensor = self.linear(features)
+        return prediction.to(self.linear.weight.dtype)
+
+    @abstractmethod
+    def mean(self, prediction: Tensor) -> Tensor:
+        """The expected return."""
+
+    @abstractmethod
+    def std(self, prediction: Tensor) -> Tensor:
+        """The standard deviation of the return."""
+
+    @abstractmethod
+    def quantiles(self, prediction: Tensor) -> Tensor:
+        """Quantiles of the return ``[..., outputs]`` at the levels ``(i + 1/2) / outputs``, in order."""
+
+    @abstractmethod
+    def cvar(self, prediction: Tensor, alpha: float) -> Tensor:
+        """The mean of the worst share ``alpha`` of returns; with ``alpha=1``, the mean."""
+
+    @abstractmethod
+    def loss(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """How badly a prediction expects the target, per sample ``[...]``.
+
+        Args:
+            prediction: ``[..., outputs]``.
+            target: ``[...]``, exactly: nothing is broadcast.
+        """
+
+    @abstractmethod
+    def clip_to(self, prediction: Tensor, old: Tensor, mode: ClipMode, delta: float | Tensor) -> Tensor:
+        """The prediction, brought within ``delta`` of an old one.
+
+        Args:
+            prediction: ``[..., outputs]``.
+            old: What the same head predicted before, ``[..., outputs]``.
+            mode: What may differ by ``delta`` at most: the mean, mean and standard deviation, or every quantile.
+            delta: In units of normalised returns.
+        """
+
+    @abstractmethod
+    def rescale(self, old: Scale, new: Scale) -> None:
+        """Change the weights so that predictions decoded with the new scale are what they were with the old one."""
+
+    def _as_column(self, target: Tensor, prediction: Tensor) -> Tensor:
+        """Targets ``[..., 1]``, one for each prediction."""
+        if prediction.shape[:-1] != target.shape:
+            raise ValueError(
+                f"targets have shape {tuple(target.shape)}, but predictions {tuple(prediction.shape)} want "
+                f"{tuple(prediction.shape[:-1])}"
+            )
+        return target.to(prediction.dtype).unsqueeze(-1)
+
+
+class QuantileHead(ValueHead):
+    """Quantiles at the levels ``(i + 1/2) / num_quantiles``, learned by quantile Huber regression.
+
+    Dabney et al., "Distributional Reinforcement Learning with Quantile Regression", AAAI 2018 (arXiv 1710.10044).
+    Next to edges and peaks of the density that are sharper than ``huber_kappa``, what is learned still lies within
+    ``huber_kappa`` of the quantile, towards the median, but the share of returns below it is not the level.
+
+    Args:
+        features: Width of what comes in.
+        num_quantiles: How many.
+        huber_kappa: Errors below it count squared. Small against the spread of returns, or quantiles become
+            expectiles.
+    """
+
+    levels: Tensor
+
+    def __init__(self, features: int, num_quantiles: int = 32, huber_kappa: float = 0.1) -> None:
+        check_count("num_quantiles", num_quantiles, at_least=1)
+        check_number("huber_kappa", huber_kappa, above=0)
+        super().__init__(features, num_quantiles)
+        self.huber_kappa = huber_kappa
+        self.register_buffer("levels", (torch.arange(num_quantiles) + 0.5) / num_quantiles, persistent=False)
+
+    def mean(self, prediction: Tensor) -> Tensor:
+        return prediction.mean(-1)
+
+    def std(self, prediction: Tensor) -> Tensor:
+        return _root_mean_square(prediction - self.mean(prediction).unsqueeze(-1))
+
+    def quantiles(self, prediction: Tensor) -> Tensor:
+        # Quantiles learned apart may cross.
+        return prediction.sort(-1).values
+
+    def cvar(self, prediction: Tensor, alpha: float) -> Tensor:
+        check_number("alpha", alpha, above=0, at_most=1)
+        # Each quantile stands for a share of the returns around its level; the last may count in part.
+        share = 1 / self.levels.numel()
+        shares = (alpha + share / 2 - self.levels).clamp(0, share)
+        return (self.quantiles(prediction) * shares).sum(-1) / alpha
+
+    def loss(self, prediction: Tensor, target: Tensor) -> Tensor:
+        target = self._as_column(target, prediction)
+        huber = F.huber_loss(prediction, target.expand_as(prediction), reduction="none", delta=self.huber_kappa)
+        tilt = torch.where(prediction > target, 1 - self.levels, self.levels)
+        return (tilt * huber).sum(-1) / (self.huber_kappa * self.levels.numel())
+
+    def clip_to(self, prediction: Tensor, old: Tensor, mode: ClipMode, delta: float | Tensor) -> Tensor:
+        check_option("mode", mode, CLIP_MODES)
+        if mode == "per_quantile":
+            return torch.clamp(prediction, old - delta, old + delta)
+        mean = self.mean(prediction)
+        clipped_mean = _clamp(mean, self.mean(old), delta)
+        if mode == "mean_only":
+            return prediction + (clipped_mean - mean).unsqueeze(-1)
+        centred = prediction - mean.unsqueeze(-1)
+        std = _root_mean_square(centred)
+        stretch = _clamp(std, self.std(old), delta) / std
+        return torch.addcmul(clipped_mean.unsqueeze(-1), centred, stretch.unsqueeze(-1))
+
+    @torch.no_grad()
+    def rescale(self, old: Scale, new: Scale) -> None:
+        """As PopArt does (van Hasselt et al., 2016, arXiv 1602.07714): exact up to rounding."""
+        self.linear.weight.mul_(old.std / new.std)
+        self.linear.bias.mul_(old.std / new.std).add_((old.mean - new.mean) / new.std)
+
+
+class CategoricalHead(ValueHead):
+    """Probabilities of fixed atoms between ``v_min`` and ``v_max``, learned by cross-entropy with projected targets.
+
+    Bellemare et al., "A Distributional Perspective on Reinforcement Learning", ICML 2017 (arXiv 1707.06887). Returns
+    outside the support count as its nearest end; :meth:`saturated` tells how many. Changing the scale moves what the
+    atoms stand for and cannot be undone in the weights: decoded values change with it.
+
+    Args:
+        features: Width of what comes in.
+        num_atoms: How many.
+        v_min: The first atom, in normalised returns.
+        v_max: The last.
+    """
+
+    support: Tensor
+    places: Tensor
+
+    def __init__(self, features: int, num_atoms: int = 51, v_min: float = -10.0, v_max: float = 10.0) -> None:
+        check_count("num_atoms", num_atoms, at_least=2)
+        check_number("v_max", v_max)
+        check_number("v_min", v_min, below=v_max)
+        super().__init__(features, num_atoms)
+        self.v_min, self.v_max = v_min, v_max
+        self.register_buffer("support", torch.linspace(v_min, v_max, num_atoms), persistent=False)
+        self.register_buffer("places", torch.arange(num_atoms, dtype=self.support.dtype), persistent=False)
+
+    def mean(self, prediction: Tensor) -> Tensor:
+        return self._expect(self.support, prediction.softmax(-1))
+
+    def std(self, prediction: Tensor) -> Tensor:
+        return self._moments(prediction.softmax(-1))[1]
+
+    def quantiles(self, prediction: Tensor) -> Tensor:
+        levels = (self.places + 0.5) / self.places.numel()
+        cumulative = prediction.softmax(-1).cumsum(-1)
+        reached = torch.searchsorted(cumulative, levels.expand_as(cumulative).contiguous())
+        return self.support[reached.clamp_max(self.places.numel() - 1)]
+
+    def cvar(self, prediction: Tensor, alpha: float) -> Tensor:
+        check_number("alpha", alpha, above=0, at_most=1)
+        probabilities = prediction.softmax(-1)
+        below = probabilities.cumsum(-1) - probabilities
+        return self._expect(self.support, torch.minimum((alpha - below).clamp_min(0), probabilities)) / alpha
+
+    def loss(self, prediction: Tensor, target: Tensor) -> Tensor:
+        place = self._place(self._as_column(target, prediction))
+        # What a target gives to an atom falls to nothing over the distance between two.
+        projected = (1 - (place - self.places).abs()).clamp_min(0)
+        return -(projected * prediction.log_softmax(-1)).sum(-1)
+
+    def clip_to(self, prediction: Tensor, old: Tensor, mode: ClipMode, delta: float | Tensor) -> Tensor:
+        """The prediction, its atoms moved and shared among those of the support.
+
+        What would move past an end of the support stays there: wide distributions near it may end up farther than
+        ``delta`` from the old one. Sharing adds up to a quarter of the atoms' distance squared to the variance.
+        """
+        check_option("mode", mode, CLIP_MODES)
+        if mode == "per_quantile":
+            raise ValueError(
+                'clip mode "per_quantile" needs a quantile head; a categorical head has no quantiles to move'
+            )
+        probabilities, old_probabilities = prediction.softmax(-1), old.softmax(-1)
+        if mode == "mean_only":
+            mean, old_mean = self._expect(self.support, probabilities), self._expect(self.support, old_probabilities)
+            positions = self.support + (_clamp(mean, old_mean, delta) - mean).unsqueeze(-1)
+        else:
+            mean, std = self._moments(probabilities)
+            old_mean, old_std = self._moments(old_probabilities)
+            centred = self.support - mean.unsqueeze(-1)
+            stretch = _clamp(std, old_std, delta) / std
+            positions = torch.addcmul(_clamp(mean, old_mean, delta).unsqueeze(-1), centred, stretch.unsqueeze(-1))
+        return self._share(positions, probabilities).clamp_min(_TINY).log()
+
+    def rescale(self, old: Scale, new: Scale) -> None:
+        """Nothing: the atoms stay where they are, and stand for other returns."""
+
+    def saturated(self, target: Tensor) -> Tensor:
+        """The share of targets outside the support, 0-dim."""
+        return ((target < self.v_min) | (target > self.v_max)).float().mean()
+
+    def _moments(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation."""
+        mean = self._expect(self.support, probabilities)
+        variance = self._expect((self.support - mean.unsqueeze(-1)).square(), probabilities)
+        return mean, variance.clamp_min(_TINY**2).sqrt()
+
+    def _expect(self, values: Tensor, probabilities: Tensor) -> Tensor:
+        # Not a matrix product: autocast would round it to bfloat16.
+        return (probabilities * values).sum(-1)
+
+    def _place(self, returns: Tensor) -> Tensor:
+        """Where returns lie among the atoms: 0 at the first, 1 at the second."""
+        last = self.places.numel() - 1
+        return ((returns - self.v_min) * (last / (self.v_max - self.v_min))).clamp(0, last)
+
+    def _share(self, positions: Tensor, probabilities: Tensor) -> Tensor:
+        """Probabilities at any positions ``[..., n]``, shared between the neighbouring atoms ``[..., atoms]``."""
+        place = self._place(positions)
+        # Clamped as integers: a position that is not a number must not become an index, it shall spoil the result.
+        lower = place.detach().long().clamp(0, self.places.numel() - 2)
+        given_up = probabilities * (place - lower)
+        result = torch.zeros_like(probabilities)
+        return result.scatter_add(-1, lower, probabilities - given_up).scatter_add(-1, lower + 1, given_up)
+
+
+def _root_mean_square(values: Tensor) -> Tensor:
+    # Faster than torch.std, and never 0, where a root has no gradient.
+    return values.square().mean(-1).clamp_min(_TINY**2).sqrt()
+
+
+def _clamp(value: Tensor, old: Tensor, delta: float | Tensor) -> Tensor:
+    return torch.clamp(value, old - delta, old + delta)

@@ -1,0 +1,518 @@
+"""Policies: from observations to distributions of actions and of returns, through a memory."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.torch_layers import (
+    BaseFeaturesExtractor,
+    CombinedExtractor,
+    FlattenExtractor,
+    NatureCNN,
+)
+from torch import Tensor, nn
+
+from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof.nn.cores import Core, CoreName, NoCore, State, make_core, mask_state
+from driftproof.nn.distributions import Gaussian, distribution_for
+from driftproof.nn.heads import CategoricalHead, QuantileHead, ValueHead
+from driftproof.nn.segments import Segments
+
+Observation: TypeAlias = "Tensor | dict[str, Tensor]"
+HeadName: TypeAlias = Literal["quantile", "categorical"]
+
+
+class PolicyState(NamedTuple):
+    """What actor and critics remember. With one core for both, it is the actor's and the critics have nothing."""
+
+    actor: State
+    critic: State
+
+    def masked(self, keep: Tensor) -> PolicyState:
+        """The same, forgotten where ``keep`` ``[B, 1]`` is 0."""
+        return PolicyState(mask_state(self.actor, keep), mask_state(self.critic, keep))
+
+    def rows(self, index: Tensor | slice) -> PolicyState:
+        """The state of some of the sequences."""
+        return PolicyState(tuple(p[:, index] for p in self.actor), tuple(p[:, index] for p in self.critic))
+
+
+class Evaluation(NamedTuple):
+    """What a policy says of observations: parameters of the actions' distribution, one prediction for each critic."""
+
+    parameters: Tensor
+    predictions: tuple[Tensor, ...]
+
+
+RolloutStep: TypeAlias = Callable[[Observation, PolicyState], tuple[Tensor, Tensor, PolicyState]]
+
+
+class Critic(nn.Module):
+    """A network of its own and a value head on what the critics' core remembers."""
+
+    def __init__(self, network: nn.Sequential, head: ValueHead) -> None:
+        super().__init__()
+        self.network, self.head = network, head
+
+    def forward(self, memory: Tensor) -> Tensor:
+        """The head's prediction ``[..., outputs]``."""
+        prediction: Tensor = self.head(self.network(memory))
+        return prediction
+
+
+class DistributionalPolicy(BasePolicy):
+    """Actor and critics: features, a recurrent core, a small network each, and their heads.
+
+    Args:
+        observation_space: What the agent sees.
+        action_space: What it can do: Discrete, MultiDiscrete, MultiBinary or Box.
+        core: The memory: ``"lstm"``, ``"gru"`` or ``"none"``.
+        net_arch: Widths of the layers behind the core: a list for actor and critics, or ``dict(pi=[...], vf=[...])``.
+            ``None``: two of 64, and none behind a :class:`NatureCNN`.
+        activation_fn: Between these layers.
+        ortho_init: Orthogonal initial weights, small ones for the actions; recurrent weights are torch's.
+        lstm_hidden_size: Units of the recurrent core, LSTM or GRU.
+        n_lstm_layers: Its layers.
+        shared_recurrence: One core for actor and critics, which then learn it together.
+        shared_lstm: The same by sb3-contrib's name.
+        enable_critic_lstm: ``False``: critics without memory.
+        features_extractor_class: From observations to features; Stable-Baselines3's and your own.
+        features_extractor_kwargs: Its arguments, but for the observation space.
+        share_features_extractor: One extractor for actor and critics.
+        normalize_images: Divide images by 255.
+        log_std_init: Initial log standard deviation of Box actions.
+        squash_output: Box actions by a tanh inside their bounds, instead of clipped to them.
+        value_head: ``"quantile"`` or ``"categorical"``.
+        num_quantiles: Of a quantile head.
+        huber_kappa: Of a quantile head, in units of the return's standard deviation.
+        num_atoms: Of a categorical head.
+        v_min: First atom, in normalised returns.
+        v_max: Last atom.
+        twin_critics: Two critics, of which the more cautious counts.
+    """
+
+    default_core: ClassVar[CoreName] = "lstm"
+    default_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
+    optimizer: torch.optim.Optimizer
+    """Belongs to the agent, which sets it; it is here because Stable-Baselines3 looks for it here."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        core: CoreName | None = None,
+        net_arch: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+        activation_fn: type[nn.Module] = nn.Tanh,
+        ortho_init: bool = True,
+        lstm_hidden_size: int = 128,
+        n_lstm_layers: int = 1,
+        shared_recurrence: bool = False,
+        shared_lstm: bool | None = None,
+        enable_critic_lstm: bool = True,
+        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        share_features_extractor: bool = True,
+        normalize_images: bool = True,
+        log_std_init: float = 0.0,
+        squash_output: bool = False,
+        value_head: HeadName = "quantile",
+        num_quantiles: int = 32,
+        huber_kappa: float = 0.1,
+        num_atoms: int = 51,
+        v_min: float = -10.0,
+        v_max: float = 10.0,
+        twin_critics: bool = True,
+    ) -> None:
+        extractor = self.default_extractor if features_extractor_class is None else features_extractor_class
+        self._check_extractor(extractor, observation_space)
+        super().__init__(
+            observation_space,
+            action_space,
+            extractor,
+            features_extractor_kwargs,
+            normalize_images=normalize_images,
+            squash_output=squash_output,
+        )
+        core = self.default_core if core is None else core
+        check_option("core", core, get_args(CoreName))
+        check_option("value_head", value_head, get_args(HeadName))
+        check_count("lstm_hidden_size", lstm_hidden_size, at_least=1)
+        check_count("n_lstm_layers", n_lstm_layers, at_least=1)
+        check_number("log_std_init", log_std_init)
+        flags = {
+            "ortho_init": ortho_init,
+            "share_features_extractor": share_features_extractor,
+            "normalize_images": normalize_images,
+            "squash_output": squash_output,
+            "twin_critics": twin_critics,
+        }
+        for name, flag in flags.items():
+            check_flag(name, flag)
+        shared = self._shared_recurrence(shared_recurrence, shared_lstm, enable_critic_lstm)
+        self.distribution = distribution_for(action_space, squash_output)
+        self.shared_recurrence = shared
+        self.share_features_extractor = share_features_extractor
+
+        self.features_extractor = self.make_features_extractor()
+        features = int(self.features_extractor.features_dim)  # Some give numbers of NumPy, which torch does not take.
+        self.actor_core = make_core(core, features, lstm_hidden_size, n_lstm_layers)
+        memory = self.actor_core.units
+        actor_arch, critic_arch = _widths(net_arch, self.features_extractor)
+        self.actor_network = _network(memory, actor_arch, activation_fn)
+        self.action_head = nn.Linear(_width(self.actor_network, memory), self._outputs())
+        if isinstance(self.distribution, Gaussian):
+            self.log_std = nn.Parameter(torch.full((self._outputs(),), float(log_std_init)))
+
+        # Critics come last, so that the parameters of a single one are the first of two.
+        self.critic_features_extractor = None if share_features_extractor else self.make_features_extractor()
+        critic_core = core if enable_critic_lstm else "none"
+        self.critic_core = None if shared else make_core(critic_core, features, lstm_hidden_size, n_lstm_layers)
+        memory = self.actor_core.units if self.critic_core is None else self.critic_core.units
+
+        def make_head(width: int) -> ValueHead:
+            if value_head == "quantile":
+                return QuantileHead(width, num_quantiles, huber_kappa)
+            return CategoricalHead(width, num_atoms, v_min, v_max)
+
+        networks = [_network(memory, critic_arch, activation_fn) for _ in range(2 if twin_critics else 1)]
+        self.critics = nn.ModuleList([Critic(network, make_head(_width(network, memory))) for network in networks])
+        if ortho_init:
+            self._initialise()
+
+    @classmethod
+    def _check_extractor(cls, extractor: Any, observation_space: spaces.Space[Any]) -> None:
+        if not isinstance(extractor, type) or not issubclass(extractor, BaseFeaturesExtractor):
+            raise TypeError(f"features_extractor_class must be a subclass of BaseFeaturesExtractor, not {extractor!r}")
+        wants_dict = issubclass(extractor, CombinedExtractor)
+        if issubclass(extractor, FlattenExtractor | NatureCNN | CombinedExtractor) and wants_dict != isinstance(
+            observation_space, spaces.Dict
+        ):
+            core = {"lstm": "LstmPolicy", "gru": "GruPolicy", "none": "Policy"}[cls.default_core]
+            right = f"Mlp{core} or Cnn{core}" if wants_dict else f"MultiInput{core}"
+            raise ValueError(f"{cls.__name__} does not fit the observation space {observation_space}: use {right}")
+
+    @staticmethod
+    def _shared_recurrence(shared_recurrence: bool, shared_lstm: bool | None, enable_critic_lstm: bool) -> bool:
+        check_flag("shared_recurrence", shared_recurrence)
+        check_flag("enable_critic_lstm", enable_critic_lstm)
+        if shared_lstm is not None:
+            check_flag("shared_lstm", shared_lstm)
+            if shared_recurrence and not shared_lstm:
+                raise ValueError("shared_recurrence=True and shared_lstm=False are two answers to one question")
+        shared = shared_recurrence or bool(shared_lstm)
+        if shared and not enable_critic_lstm:
+            raise ValueError(
+                "shared_recurrence=True gives critics the actor's memory; enable_critic_lstm=False takes it"
+            )
+        return shared
+
+    def _outputs(self) -> int:
+        """How many numbers the network gives for an action; a Gaussian's spreads are parameters apart."""
+        return self.distribution.size // 2 if isinstance(self.distribution, Gaussian) else self.distribution.size
+
+    def _initialise(self) -> None:
+        modules: list[tuple[nn.Module, float]] = [
+            (self.features_extractor, math.sqrt(2)),
+            (self.actor_network, math.sqrt(2)),
+            (self.action_head, 0.01),
+        ]
+        if self.critic_features_extractor is not None:
+            modules.append((self.critic_features_extractor, math.sqrt(2)))
+        for critic in self._critics():
+            modules += [(critic.network, math.sqrt(2)), (critic.head, 1.0)]
+        for module, gain in modules:
+            for layer in module.modules():
+                self.init_weights(layer, gain)
+        for core in self._cores():
+            core.initialise()
+
+    @property
+    def heads(self) -> list[ValueHead]:
+        """The value heads, one for each critic."""
+        return [critic.head for critic in self._critics()]
+
+    def _critics(self) -> list[Critic]:
+        return list(self.critics)  # type: ignore[arg-type]
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether anything is remembered."""
+        return any(not isinstance(core, NoCore) for core in self._cores())
+
+    def _cores(self) -> list[Core]:
+        return [self.actor_core] if self.critic_core is None else [self.actor_core, self.critic_core]
+
+    def initial_state(self, batch: int) -> PolicyState:
+        """Nothing remembered, for ``batch`` sequences."""
+        critic = () if self.critic_core is None else self.critic_core.initial_state(batch, self.device)
+        return PolicyState(self.actor_core.initial_state(batch, self.device), critic)
+
+    def stepper(self) -> RolloutStep:
+        """One step of acting, without gradients, for weights that do not change while it is used.
+
+        Takes observations ``[B, ...]`` and the state before them; returns the parameters of the actions'
+        distribution, the memory that :meth:`predict_returns` wants, and the state after.
+        """
+        actor_step = self.actor_core.stepper()
+        critic_step = None if self.critic_core is None else self.critic_core.stepper()
+
+        def step(observation: Observation, state: PolicyState) -> tuple[Tensor, Tensor, PolicyState]:
+            features, critic_features = self._features(observation)
+            memory, actor_state = actor_step(features, state.actor)
+            if critic_step is None:
+                critic_memory, critic_state = memory, state.critic
+            else:
+                critic_memory, critic_state = critic_step(critic_features, state.critic)
+            return self._action_parameters(memory), critic_memory, PolicyState(actor_state, critic_state)
+
+        return step
+
+    def predict_returns(self, memory: Tensor) -> tuple[Tensor, ...]:
+        """Each critic's prediction from what their core remembers."""
+        return tuple(critic(memory) for critic in self.critics)
+
+    def evaluate(
+        self,
+        observation: Observation,
+        state: PolicyState,
+        segments: Segments | None = None,
+        keep: Tensor | None = None,
+    ) -> Evaluation:
+        """Whole sequences of observations ``[T, B, ...]`` from the state before them.
+
+        Args:
+            observation: What was seen.
+            state: What was remembered before the first step.
+            segments: Where episodes start, for one call over time.
+            keep: 0 where they start ``[T, B]``, for a loop over time with static shapes instead.
+        """
+
+        def run(core: Core, features: Tensor, start: State) -> Tensor:
+            return core(features, start, segments) if keep is None else core.masked(features, start, keep)
+
+        first = observation if isinstance(observation, Tensor) else next(iter(observation.values()))
+        shape = first.shape[:2]
+        flat = _map(observation, lambda part: part.flatten(0, 1))
+        features, critic_features = (part.view(*shape, -1) for part in self._features(flat))
+        memory = run(self.actor_core, features, state.actor)
+        critic_memory = memory if self.critic_core is None else run(self.critic_core, critic_features, state.critic)
+        return Evaluation(self._action_parameters(memory), self.predict_returns(critic_memory))
+
+    def _features(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Features for the actor and for the critics ``[B, features]``."""
+        features: Tensor = self.extract_features(observation, self.features_extractor)
+        if self.critic_features_extractor is None:
+            return features, features
+        return features, self.extract_features(observation, self.critic_features_extractor)
+
+    def _action_parameters(self, memory: Tensor) -> Tensor:
+        outputs: Tensor = self.action_head(self.actor_network(memory))
+        if isinstance(self.distribution, Gaussian):
+            return torch.cat((outputs, self.log_std.expand_as(outputs)), -1)
+        return outputs
+
+    def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
+        """Actions for the first step of episodes; :meth:`predict` carries a state."""
+        parameters, _, _ = self.stepper()(observation, self.initial_state(_batch(observation)))
+        return self._choose(parameters, deterministic)
+
+    def _choose(self, parameters: Tensor, deterministic: bool) -> Tensor:
+        if deterministic:
+            return self.distribution.to_env(self.distribution.mode(parameters))
+        noise = self.distribution.noise(len(parameters), device=parameters.device)
+        return self.distribution.to_env(self.distribution.sample(parameters, noise))
+
+    @torch.no_grad()
+    def predict(
+        self,
+        observation: npt.NDArray[Any] | dict[str, npt.NDArray[Any]],
+        state: tuple[npt.NDArray[Any], ...] | None = None,
+        episode_start: npt.NDArray[Any] | None = None,
+        deterministic: bool = False,
+    ) -> tuple[npt.NDArray[Any], tuple[npt.NDArray[Any], ...] | None]:
+        """Actions for observations, one or a batch.
+
+        Args:
+            observation: What the agent sees.
+            state: What the last call returned; ``None`` at the beginning.
+            episode_start: Where a new episode starts, and the state is forgotten.
+            deterministic: The most probable action instead of a random one.
+
+        Returns:
+            The actions, and the state for the next call: arrays ``[layers, B, units]``, ``None`` without memory.
+        """
+        self.set_training_mode(False)
+        tensors, vectorised = self.obs_to_tensor(observation)
+        batch = _batch(tensors)
+        before = self._given_state(self.actor_core, state, batch, episode_start)
+        features, _ = self._features(tensors)
+        memory, after = self.actor_core.step(features, before)
+        actions = self._choose(self._action_parameters(memory), deterministic).cpu().numpy()
+        if not vectorised:
+            actions = actions[0]
+        return actions, tuple(part.cpu().numpy() for part in after) or None
+
+    @torch.no_grad()
+    def predict_distribution(
+        self,
+        observation: npt.NDArray[Any] | dict[str, npt.NDArray[Any]],
+        state: tuple[npt.NDArray[Any], ...] | None = None,
+        episode_start: npt.NDArray[Any] | None = None,
+    ) -> tuple[tuple[Tensor, ...], tuple[npt.NDArray[Any], ...] | None]:
+        """Each critic's prediction of normalised returns ``[B, outputs]``, and the critics' state for the next call.
+
+        The arguments are those of :meth:`predict`; the state is the critics', not the actor's.
+        """
+        self.set_training_mode(False)
+        tensors, _ = self.obs_to_tensor(observation)
+        core = self.actor_core if self.critic_core is None else self.critic_core
+        before = self._given_state(core, state, _batch(tensors), episode_start)
+        features, critic_features = self._features(tensors)
+        memory, after = core.step(features if self.critic_core is None else critic_features, before)
+        return self.predict_returns(memory), tuple(part.cpu().numpy() for part in after) or None
+
+    def _given_state(
+        self,
+        core: Core,
+        state: tuple[npt.NDArray[Any], ...] | None,
+        batch: int,
+        episode_start: npt.NDArray[Any] | None,
+    ) -> State:
+        if state is None or core.parts == 0:
+            return core.initial_state(batch, self.device)
+        shape = (core.layers, batch, core.units)
+        if len(state) != core.parts or any(part.shape != shape for part in state):
+            raise ValueError(
+                f"state must be {core.parts} arrays of shape {shape}, as the last call returned them, "
+                f"not {[getattr(part, 'shape', part) for part in state]}"
+            )
+        tensors = tuple(torch.as_tensor(part, device=self.device) for part in state)
+        if episode_start is None:
+            return tensors
+        starts = np.asarray(episode_start)
+        if starts.shape not in ((), (1,), (batch,)):
+            raise ValueError(f"episode_start must be one flag for each of {batch} observations, not {episode_start!r}")
+        keep = 1 - torch.as_tensor(starts, device=self.device, dtype=torch.float32)
+        return mask_state(tensors, keep.reshape(-1, 1).expand(batch, 1))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As every module does it; one critic's state loads into twins, of which the second stays as it is."""
+        if self.lacks_second_critic(state_dict):
+            warnings.warn(
+                "the state has one critic and this policy two: the second keeps its initial weights", stacklevel=2
+            )
+            second = {key: value for key, value in self.state_dict().items() if key.startswith("critics.1.")}
+            state_dict = {**state_dict, **second}
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def lacks_second_critic(self, state_dict: Mapping[str, Any]) -> bool:
+        """Whether a state is that of a policy with one critic, while this one has two."""
+        keys = [key for key in state_dict if key.startswith("critics.")]
+        return len(self.critics) == 2 and bool(keys) and not any(key.startswith("critics.1.") for key in keys)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        raise NotImplementedError("policies are saved with their agent: use its save()")
+
+
+class MlpPolicy(DistributionalPolicy):
+    """Without memory."""
+
+    default_core = "none"
+
+
+class MlpLstmPolicy(DistributionalPolicy):
+    """With an LSTM."""
+
+
+class MlpGruPolicy(DistributionalPolicy):
+    """With a GRU."""
+
+    default_core = "gru"
+
+
+class CnnPolicy(MlpPolicy):
+    """For images, without memory."""
+
+    default_extractor = NatureCNN
+
+
+class CnnLstmPolicy(MlpLstmPolicy):
+    """For images, with an LSTM."""
+
+    default_extractor = NatureCNN
+
+
+class CnnGruPolicy(MlpGruPolicy):
+    """For images, with a GRU."""
+
+    default_extractor = NatureCNN
+
+
+class MultiInputPolicy(MlpPolicy):
+    """For dictionaries of observations, without memory."""
+
+    default_extractor = CombinedExtractor
+
+
+class MultiInputLstmPolicy(MlpLstmPolicy):
+    """For dictionaries of observations, with an LSTM."""
+
+    default_extractor = CombinedExtractor
+
+
+class MultiInputGruPolicy(MlpGruPolicy):
+    """For dictionaries of observations, with a GRU."""
+
+    default_extractor = CombinedExtractor
+
+
+def _widths(
+    net_arch: Sequence[int] | Mapping[str, Sequence[int]] | None, extractor: BaseFeaturesExtractor
+) -> tuple[list[int], list[int]]:
+    if net_arch is None:
+        net_arch = [] if isinstance(extractor, NatureCNN) else [64, 64]
+    if isinstance(net_arch, Mapping):
+        unknown = set(net_arch) - {"pi", "vf"}
+        if unknown:
+            raise ValueError(f'Invalid net_arch: {dict(net_arch)!r}; its keys must be "pi" and "vf"')
+        actor, critic = net_arch.get("pi", []), net_arch.get("vf", [])
+    else:
+        actor = critic = net_arch
+    for widths in (actor, critic):
+        if not isinstance(widths, Sequence) or not all(isinstance(width, int) and width >= 1 for width in widths):
+            raise ValueError(f"Invalid net_arch: {net_arch!r}; widths must be whole numbers of at least 1")
+    return list(actor), list(critic)
+
+
+def _network(width: int, widths: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
+    if not callable(activation):
+        raise TypeError(f"activation_fn must be a class of torch.nn, not {activation!r}")
+    layers: list[nn.Module] = []
+    for next_width in widths:
+        layers += [nn.Linear(width, next_width), activation()]
+        width = next_width
+    return nn.Sequential(*layers)
+
+
+def _width(network: nn.Sequential, before: int) -> int:
+    widths = [layer.out_features for layer in network if isinstance(layer, nn.Linear)]
+    return widths[-1] if widths else before
+
+
+def _map(observation: Observation, function: Callable[[Tensor], Tensor]) -> Observation:
+    if isinstance(observation, dict):
+        return {key: function(part) for key, part in observation.items()}
+    return function(observation)
+
+
+def _batch(observation: Observation) -> int:
+    return len(observation if isinstance(observation, Tensor) else next(iter(observation.values())))
