@@ -1,0 +1,9 @@
+"""Proximal policy optimisation with memory and distributional critics."""
+
+from driftproof.ppo.algorithm import DistributionalPPO
+from driftproof.ppo.hyperparams import Hyperparameters
+from driftproof.ppo.rollout import RolloutError
+from driftproof.ppo.training import TrainingError
+from driftproof.ppo.vector_env import GymnasiumVecEnv
+
+__all__ = ["DistributionalPPO", "GymnasiumVecEnv", "Hyperparameters", "RolloutError", "TrainingError"]

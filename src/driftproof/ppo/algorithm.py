@@ -1,0 +1,519 @@
+"""DistributionalPPO: PPO with a memory, and critics that predict distributions, for worlds that change."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pathlib
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+import numpy.typing as npt
+import torch
+from gymnasium import Env
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
+from stable_baselines3.common.utils import check_for_correct_spaces
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from torch.optim import Optimizer
+
+from driftproof._arguments import check_count, check_number
+from driftproof.nn import policies
+from driftproof.nn.heads import ClipMode
+from driftproof.nn.policies import DistributionalPolicy, PolicyState
+from driftproof.optim import VarianceGradientScaler
+from driftproof.ppo.collection import collect
+from driftproof.ppo.components import Stateful, copy_state, load_state
+from driftproof.ppo.entropy import DecayStart, EntropySchedule
+from driftproof.ppo.graph import GraphedStep
+from driftproof.ppo.hyperparams import Schedule
+from driftproof.ppo.kl import KLPenalty, KLStop, StopMode
+from driftproof.ppo.optimizers import make_optimizer, optimizer_class
+from driftproof.ppo.return_scale import ReturnScale
+from driftproof.ppo.rollout import Rollout, RolloutError
+from driftproof.ppo.settings import (
+    Setting,
+    check_heads,
+    check_mapping,
+    check_policy,
+    check_settings,
+    check_spaces,
+    chunk_length,
+    collect_hyperparams,
+    kl_penalty_settings,
+    resolve_learning_rate,
+    without_reward_scaling,
+)
+from driftproof.ppo.training import update
+from driftproof.ppo.update import OptimizerStep
+from driftproof.ppo.vector_env import as_vec_env
+
+Self = TypeVar("Self", bound="DistributionalPPO")
+
+
+class DistributionalPPO(BaseAlgorithm):
+    """Recurrent PPO with twin distributional critics, plasticity and noise control.
+
+    Used like Stable-Baselines3's PPO, whose arguments keep their names, meanings and defaults. Settings that may change
+    while training are in :attr:`hyperparams`.
+
+    Args:
+        policy: ``"MlpLstmPolicy"``, ``"MlpGruPolicy"``, ``"MlpPolicy"`` without memory, their ``Cnn...`` and
+            ``MultiInput...`` forms, or a class.
+        env: A Gymnasium environment or its id, a VecEnv, or a vector environment of Gymnasium or EnvPool.
+        learning_rate: 3e-4 if not given; a function of the remaining progress makes a schedule.
+        n_steps: Steps of every environment between updates.
+        batch_size: Samples in a minibatch; a multiple of ``sequence_length`` that divides ``n_steps * n_envs``.
+        n_epochs: Passes over the rollout. More learn more from it, and move the policy further.
+        gamma: Discount. Closer to 1 looks further ahead.
+        gae_lambda: Of advantages. Closer to 1: less bias, more noise.
+        clip_range: How far probabilities of actions may move in an update; typically 0.1 to 0.3. May be a schedule.
+        clip_range_vf: The same for predictions of returns, in their standard deviations; ``None``: not clipped.
+        normalize_advantage: To mean 0 and standard deviation 1, once over the rollout.
+        ent_coef: Weight of the entropy. Larger explores more; typically 0 to 0.01.
+        vf_coef: Weight of the critics' loss.
+        max_grad_norm: Gradients are clipped to this norm.
+        target_kl: KL divergence that an update aims at, 0.005 to 0.05; ``None``: as far as clipping lets it.
+        sequence_length: Steps through which gradients flow back in time; states carry on over its ends. Divides
+            ``n_steps``. ``None``: the largest divisor up to 32. Longer learns longer memories, and is slower. 1 without
+            memory.
+        optimizer_class: ``"adaptive_upgd"``, ``"upgd"``, ``"upgdw"``, ``"adamw"``, ``"adam"``, ``"sgd"``, or a class.
+        optimizer_kwargs: Its arguments. An ``lr`` among them replaces ``learning_rate``.
+        variance_gradient_scaling: Scale gradients down when they are noise.
+        vgs_kwargs: Arguments of :class:`driftproof.optim.VarianceGradientScaler`.
+        value_clip_mode: What ``clip_range_vf`` bounds of a predicted distribution: ``"mean_only"``, which it is if not
+            given, ``"mean_and_variance"`` or ``"per_quantile"``.
+        cvar_alpha: Advantages from the mean of the worst share ``alpha`` of predicted returns; ``None``: of all.
+        kl_stop: How ``target_kl`` ends an update: at the first minibatch 1.5 times beyond it (``"absolute"``), after
+            some in a row (``"consecutive"``), at some share of them (``"fraction"``), or not at all (``None``).
+        kl_stop_patience: For ``"consecutive"``.
+        kl_stop_fraction: For ``"fraction"``.
+        kl_penalty: Add the KL divergence to the loss, with a coefficient that is controlled to reach ``target_kl``;
+            a mapping: arguments of :class:`driftproof.ppo.kl.KLPenalty`.
+        ent_coef_final: Decay ``ent_coef`` linearly to this; ``None``: constant.
+        ent_coef_min: Lower bound, before and after a boost.
+        ent_coef_start: When the decay starts: ``"immediately"`` or on a ``"plateau"`` of returns.
+        ent_plateau_patience: Updates without better returns that make a plateau.
+        ent_boost_factor: Multiplies ``ent_coef`` while the explained variance is bad; 1: never.
+        ent_boost_below: Explained variance that counts as bad.
+        ent_boost_cap: The most that a boost leads to.
+        return_scale_decay: Memory of the running scale of returns, per update.
+        skip_limit: Minibatches in a row with a loss or gradient that is not finite, until training stops.
+        cuda_graph: Capture the optimizer step in a CUDA graph.
+        mixed_precision: Networks in bfloat16, on CUDA.
+        stats_window_size: Episodes that are averaged in the log.
+        tensorboard_log: Where to log for TensorBoard.
+        policy_kwargs: Arguments of :class:`driftproof.nn.policies.DistributionalPolicy`.
+        verbose: 0: nothing, 1: progress, 2: more.
+        seed: Of all random numbers.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``.
+        _init_setup_model: ``False``: networks are built later, by ``_setup_model()``.
+    """
+
+    policy: DistributionalPolicy
+    policy_class: type[DistributionalPolicy]
+    _initial: dict[str, Any]
+    state: PolicyState
+    """What is remembered of the running episodes."""
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        name: getattr(policies, name)
+        for name in (f"{kind}{core}Policy" for kind in ("Mlp", "Cnn", "MultiInput") for core in ("", "Lstm", "Gru"))
+    }
+
+    learning_rate = Setting()
+    gamma = Setting()
+    gae_lambda = Setting()
+    clip_range = Setting()
+    clip_range_vf = Setting()
+    ent_coef = Setting()
+    vf_coef = Setting()
+    max_grad_norm = Setting()
+    target_kl = Setting()
+    n_epochs = Setting()
+    cvar_alpha = Setting()
+
+    def __init__(
+        self,
+        policy: str | type[DistributionalPolicy] = "MlpLstmPolicy",
+        env: GymEnv | str | None = None,
+        learning_rate: float | Schedule | None = None,
+        n_steps: int = 2048,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        target_kl: float | None = None,
+        *,
+        sequence_length: int | None = None,
+        optimizer_class: str | type[Optimizer] = "adaptive_upgd",
+        optimizer_kwargs: Mapping[str, Any] | None = None,
+        variance_gradient_scaling: bool = True,
+        vgs_kwargs: Mapping[str, Any] | None = None,
+        value_clip_mode: ClipMode | None = None,
+        cvar_alpha: float | None = None,
+        kl_stop: StopMode | None = "absolute",
+        kl_stop_patience: int = 3,
+        kl_stop_fraction: float = 0.25,
+        kl_penalty: bool | Mapping[str, float] = False,
+        ent_coef_final: float | None = None,
+        ent_coef_min: float = 0.0,
+        ent_coef_start: DecayStart = "immediately",
+        ent_plateau_patience: int = 10,
+        ent_boost_factor: float = 1.0,
+        ent_boost_below: float = 0.0,
+        ent_boost_cap: float | None = None,
+        return_scale_decay: float = 0.9,
+        skip_limit: int = 10,
+        cuda_graph: bool = False,
+        mixed_precision: bool = False,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+    ) -> None:
+        check_count("verbose", verbose)
+        self.optimizer_kwargs = check_mapping("optimizer_kwargs", optimizer_kwargs)
+        self.vgs_kwargs = check_mapping("vgs_kwargs", vgs_kwargs)
+        self.kl_penalty_kwargs = kl_penalty_settings(kl_penalty)
+        super().__init__(
+            policy,
+            env,
+            resolve_learning_rate(learning_rate, self.optimizer_kwargs),
+            policy_kwargs=check_mapping("policy_kwargs", policy_kwargs),
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            verbose=verbose,
+            device=device,
+            support_multi_env=True,
+            seed=seed,
+        )
+        self.n_steps = n_steps
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.gamma = gamma
+        self.gae_lambda = gae_lambda
+        self.clip_range = clip_range
+        self.clip_range_vf = clip_range_vf
+        self.normalize_advantage = normalize_advantage
+        self.ent_coef = ent_coef
+        self.vf_coef = vf_coef
+        self.max_grad_norm = max_grad_norm
+        self.target_kl = target_kl
+        self.sequence_length = sequence_length
+        self.optimizer_class = optimizer_class
+        self.variance_gradient_scaling = variance_gradient_scaling
+        self.value_clip_mode: ClipMode | None = value_clip_mode
+        self.cvar_alpha = cvar_alpha
+        self.kl_stop_mode: StopMode | None = kl_stop
+        self.kl_stop_patience = kl_stop_patience
+        self.kl_stop_fraction = kl_stop_fraction
+        self.entropy_kwargs: dict[str, Any] = {
+            "final": ent_coef_final,
+            "minimum": ent_coef_min,
+            "start": ent_coef_start,
+            "plateau_patience": ent_plateau_patience,
+            "boost_factor": ent_boost_factor,
+            "boost_below": ent_boost_below,
+            "boost_cap": ent_boost_cap,
+        }
+        self.return_scale_decay = return_scale_decay
+        self.skip_limit = skip_limit
+        self.cuda_graph = cuda_graph
+        self.mixed_precision = mixed_precision
+        self._explained_variance = 1.0
+        self._skipped_in_a_row = 0
+        check_settings(self)
+        # Searches give numbers of NumPy, which torch and Python's generator do not take.
+        self.n_steps, self.batch_size, self.seed = int(n_steps), int(batch_size), None if seed is None else int(seed)
+        if _init_setup_model:
+            if self.env is None:
+                raise ValueError(
+                    "the networks need the spaces of an environment: give env, or _init_setup_model=False and later "
+                    "set_env(env) and _setup_model()"
+                )
+            self._setup_model()
+            chunk_length(self, self.n_envs)
+
+    def _setup_model(self) -> None:
+        """Build networks, optimizer and controllers, once the spaces are known."""
+        self.set_random_seed(self.seed)
+        check_policy(self.policy_class, self.policy_kwargs)
+        self.policy = self.policy_class(self.observation_space, self.action_space, **self.policy_kwargs)
+        self.policy.to(self.device)
+        check_heads(self)
+        self.policy.optimizer = make_optimizer(
+            optimizer_class(self.optimizer_class),
+            self.policy.parameters(),
+            1.0,  # The hyper-parameters set it.
+            {key: value for key, value in self.optimizer_kwargs.items() if key != "lr"},
+            capturable=self.device.type == "cuda",
+        )
+        self.vgs: VarianceGradientScaler | None = None
+        if self.variance_gradient_scaling:
+            self.vgs = VarianceGradientScaler(self.policy.named_parameters(), **self.vgs_kwargs)
+            if self.vgs.apply_to == "update":
+                self.vgs.attach(self.policy.optimizer)
+        self.return_scale = ReturnScale(self.return_scale_decay, self.device)
+        self.entropy = EntropySchedule(**self.entropy_kwargs)
+        target = self._initial["target_kl"]
+        self.kl_stop = KLStop(
+            target if self.kl_stop_mode is not None else None,
+            self.kl_stop_mode or "absolute",
+            patience=self.kl_stop_patience,
+            fraction=self.kl_stop_fraction,
+            device=self.device,
+        )
+        self.kl_penalty: KLPenalty | None = None
+        if self.kl_penalty_kwargs is not None:
+            self.kl_penalty = KLPenalty(target, **self.kl_penalty_kwargs, device=self.device)
+        self.hyperparams = collect_hyperparams(self)
+        self._step = self._make_step()
+        self._take_step: OptimizerStep | GraphedStep = self._step
+        if self.cuda_graph:
+            self._take_step = GraphedStep(self._step, self._captured_settings)
+        self._rollout: Rollout | None = None
+        self._forget = True
+
+    def _captured_settings(self) -> dict[str, float]:
+        """Hyper-parameters that a captured step does not read from tensors."""
+        return {name: value for name, value in self.hyperparams.items() if "." in name}
+
+    def _make_step(self) -> OptimizerStep:
+        def autocast() -> contextlib.AbstractContextManager[object]:
+            if not self.mixed_precision:
+                return contextlib.nullcontext()
+            return torch.autocast(self.device.type, torch.bfloat16)
+
+        mode = self.value_clip_mode
+        if self._initial["clip_range_vf"] is not None and mode is None:
+            mode = "mean_only"
+        return OptimizerStep(
+            self.policy,
+            self.policy.optimizer,
+            self.vgs,
+            self.kl_stop,
+            mode,
+            self.kl_penalty is not None,
+            autocast,
+        )
+
+    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
+        if policy_name not in self.policy_aliases:
+            raise ValueError(f"Unknown policy {policy_name!r}; use one of {', '.join(self.policy_aliases)}, or a class")
+        return self.policy_aliases[policy_name]
+
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        env = as_vec_env(env) or env
+        if isinstance(env, Env | VecEnv):
+            check_spaces(env.observation_space, env.action_space)
+        wrapped = BaseAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+        normalizer = unwrap_vec_normalize(wrapped)
+        if normalizer is not None and normalizer.norm_reward:
+            raise ValueError(
+                "VecNormalize must not scale rewards: the agent keeps a running scale of returns, and two would work "
+                f"against each other. Use {without_reward_scaling(normalizer)}"
+            )
+        return wrapped
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """Train in another environment from now on, or in another number of them.
+
+        Args:
+            env: The environment, with the same spaces as before, if there was one.
+            force_reset: Begin with new episodes; ``False``: it is where the last one was.
+        """
+        env = self._wrap_env(env, self.verbose)
+        if hasattr(self, "observation_space"):
+            check_for_correct_spaces(env, self.observation_space, self.action_space)
+        else:
+            self.observation_space, self.action_space = env.observation_space, env.action_space
+        # Episodes and memories belong to a number of environments, and so does the room for rollouts.
+        force_reset = force_reset or getattr(self, "n_envs", None) != env.num_envs
+        self.n_envs = env.num_envs
+        super().set_env(env, force_reset)
+        self._rollout = None
+
+    def reset_lstm_states_to_initial(self) -> None:
+        """Forget what is remembered of the running episodes."""
+        self._forget = True
+
+    def learn(
+        self: Self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "DistributionalPPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train for at least this many steps of environments, in whole rollouts.
+
+        Args:
+            total_timesteps: Steps, all environments together.
+            callback: Called at every step.
+            log_interval: Updates between log entries.
+            tb_log_name: Name of the run.
+            reset_num_timesteps: Count from zero, and reset environments; otherwise go on.
+            progress_bar: Show one.
+        """
+        if self.env is None:
+            raise ValueError("there is no environment to learn from: call set_env(env) first")
+        check_number("total_timesteps", total_timesteps, above=0)
+        if log_interval is not None:
+            check_count("log_interval", log_interval, at_least=1)
+        chunk = chunk_length(self, self.n_envs)
+        if reset_num_timesteps or self._last_obs is None:
+            self._forget = True
+        # The name that callbacks of Stable-Baselines3 look for.
+        total_timesteps, callbacks = self._setup_learn(
+            total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
+        )
+        if self._rollout is None:
+            self._rollout = Rollout(self.policy, self.n_steps, self.n_envs, chunk)
+        callbacks.on_training_start(locals(), globals())
+        iteration = 0
+        while self.num_timesteps < total_timesteps:
+            if self._forget:
+                self.state, self._forget = self.policy.initial_state(self.n_envs), False
+            try:
+                if not collect(self, self.env, callbacks, self._rollout):
+                    break
+            except RolloutError:
+                # Whatever state the environments are in, the next rollout begins with new episodes.
+                self._last_obs = None
+                raise
+            iteration += 1
+            self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
+            if log_interval is not None and iteration % log_interval == 0:
+                OnPolicyAlgorithm.dump_logs(self, iteration)  # type: ignore[arg-type]
+            self.train()
+        callbacks.on_training_end()
+        return self
+
+    def train(self) -> None:
+        """One update: several epochs over the rollout."""
+        assert self._rollout is not None
+        update(self, self._rollout)
+
+    def predict(
+        self,
+        observation: npt.NDArray[Any] | dict[str, npt.NDArray[Any]],
+        state: tuple[npt.NDArray[Any], ...] | None = None,
+        episode_start: npt.NDArray[Any] | None = None,
+        deterministic: bool = False,
+    ) -> tuple[npt.NDArray[Any], tuple[npt.NDArray[Any], ...] | None]:
+        """Actions for observations; see :meth:`DistributionalPolicy.predict`."""
+        return self.policy.predict(observation, state, episode_start, deterministic)
+
+    @torch.no_grad()
+    def predict_quantiles(
+        self,
+        observation: npt.NDArray[Any] | dict[str, npt.NDArray[Any]],
+        state: tuple[npt.NDArray[Any], ...] | None = None,
+        episode_start: npt.NDArray[Any] | None = None,
+    ) -> tuple[npt.NDArray[Any], tuple[npt.NDArray[Any], ...] | None]:
+        """What the critics expect: quantiles of λ-returns, in units of rewards.
+
+        The arguments are those of :meth:`predict`, but the state is the critics' own.
+
+        Returns:
+            Quantiles ``[critics, B, quantiles]`` in order, at the levels ``(i + 1/2) / quantiles``, and the state for
+            the next call.
+        """
+        predictions, state = self.policy.predict_distribution(observation, state, episode_start)
+        quantiles = [head.quantiles(p) for head, p in zip(self.policy.heads, predictions, strict=True)]
+        return self.return_scale.decode(torch.stack(quantiles)).cpu().numpy(), state
+
+    @classmethod
+    def load(
+        cls: type[Self],
+        path: str | pathlib.Path | io.BufferedIOBase,
+        env: GymEnv | None = None,
+        device: torch.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        **kwargs: Any,
+    ) -> Self:
+        """An agent from a file of :meth:`save`; see Stable-Baselines3.
+
+        Args:
+            path: The file.
+            env: Where to go on learning; ``None``: to be given to :meth:`set_env`.
+            device: Where to.
+            custom_objects: Instead of what the file has.
+            print_system_info: Print it.
+            force_reset: Begin with new episodes.
+            kwargs: Settings that are to be others than those in the file.
+        """
+        changed = {name: kwargs.pop(name) for name in list(kwargs) if isinstance(getattr(cls, name, None), Setting)}
+        model = super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
+        for name, value in changed.items():
+            setattr(model, name, value)
+        return model
+
+    def components(self) -> dict[str, Stateful]:
+        """Everything that training changes, by the names of :meth:`get_parameters`."""
+        parts: dict[str, Stateful | None] = {
+            "policy": self.policy,
+            "policy.optimizer": self.policy.optimizer,
+            "vgs_state": self.vgs,
+            "kl_penalty_state": self.kl_penalty,
+            "return_scale_state": self.return_scale,
+            "entropy_state": self.entropy,
+            "hyperparams": self.hyperparams,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def get_parameters(self) -> dict[str, dict[str, Any]]:
+        """A copy of the state of every component, by name, which later training does not change."""
+        return copy_state(self.components())
+
+    def set_parameters(
+        self,
+        load_path_or_dict: str | dict[str, Any],
+        exact_match: bool = True,
+        device: torch.device | str = "auto",
+    ) -> None:
+        """Take over the states that :meth:`get_parameters` returned, or those in a file.
+
+        Args:
+            load_path_or_dict: The states, or a file of :meth:`save`.
+            exact_match: Whether a component without a state, or a state without a component, is an error instead of a
+                warning.
+            device: Where to load a file to.
+        """
+        states: Any = load_path_or_dict
+        if not isinstance(states, dict):
+            _, states, _ = load_from_zip_file(states, device=device, load_data=False)
+        load_state(self.policy, self.components(), states, exact_match)
+        # Values in force are those of the one owner, not what the state of an optimizer had.
+        self.hyperparams.advance(self._current_progress_remaining)
+
+    def _excluded_save_params(self) -> list[str]:
+        built = [
+            "vgs",
+            "return_scale",
+            "entropy",
+            "kl_stop",
+            "kl_penalty",
+            "hyperparams",
+            "state",
+            "_rollout",
+            "_step",
+            "_take_step",
+        ]
+        return [*super()._excluded_save_params(), *built, "_forget"]

@@ -1,0 +1,83 @@
+"""The components of an agent that have a state, and how their states are taken and given."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from driftproof.nn.policies import DistributionalPolicy
+from driftproof.optim import VarianceGradientScaler
+
+
+class Stateful(Protocol):
+    """Has a state of tensors and plain values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+def copy_state(components: Mapping[str, Stateful]) -> dict[str, dict[str, Any]]:
+    """A copy of every state."""
+    return {name: copy.deepcopy(dict(part.state_dict())) for name, part in components.items()}
+
+
+def load_state(
+    policy: DistributionalPolicy,
+    components: Mapping[str, Stateful],
+    states: Mapping[str, dict[str, Any]],
+    exact_match: bool,
+) -> None:
+    """Give every component its state, or, if one of them does not take it, none.
+
+    The state of an agent with one critic may be given to one with two.
+
+    Raises:
+        ValueError: With ``exact_match``, names are missing or unknown.
+    """
+    missing, unknown = sorted(components.keys() - states.keys()), sorted(states.keys() - components.keys())
+    if missing or unknown:
+        message = f"nothing to load for {missing}, and no use for {unknown}, of the agent's {sorted(components)}"
+        if exact_match:
+            raise ValueError(message)
+        warnings.warn(message, stacklevel=3)
+    before = copy_state(components)
+    try:
+        _load_all(policy, components, states)
+    except Exception:
+        _load_all(policy, components, before)
+        raise
+
+
+def _load_all(
+    policy: DistributionalPolicy, components: Mapping[str, Stateful], states: Mapping[str, dict[str, Any]]
+) -> None:
+    widened = policy.lacks_second_critic(states.get("policy", {}))
+    for name, part in components.items():
+        if name not in states:
+            continue
+        state = states[name]
+        if widened and name == "policy.optimizer":
+            state = _with_more_parameters(state, len(list(policy.parameters())))
+        if widened and isinstance(part, VarianceGradientScaler):
+            _load_in_part(part, policy, state)
+        else:
+            part.load_state_dict(state)
+
+
+def _with_more_parameters(state: dict[str, Any], count: int) -> dict[str, Any]:
+    """An optimizer's state for more parameters, of which the last have none yet."""
+    groups = [*state["param_groups"][:-1], {**state["param_groups"][-1]}]
+    groups[-1]["params"] = [*groups[-1]["params"], *range(sum(len(g["params"]) for g in groups), count)]
+    return {**state, "param_groups": groups}
+
+
+def _load_in_part(vgs: VarianceGradientScaler, policy: DistributionalPolicy, state: dict[str, Any]) -> None:
+    """Averages of the parameters that the state knows; the others begin anew."""
+    vgs.update_parameters([])
+    try:
+        vgs.load_state_dict(state)
+    finally:
+        vgs.update_parameters(policy.named_parameters())

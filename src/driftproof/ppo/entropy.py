@@ -1,0 +1,148 @@
+"""The entropy coefficient over the course of training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
+from driftproof._arguments import check_count, check_number, check_option
+
+DecayStart: TypeAlias = Literal["immediately", "plateau"]
+
+
+class EntropySchedule:
+    """Decays the entropy coefficient linearly, and boosts it while the critic explains little.
+
+    Called once per update, with plain numbers. The coefficient goes from its base to ``final`` as the remaining
+    progress goes to 0 and is kept at ``minimum`` or above; while the explained variance is below ``boost_below`` it is
+    multiplied by ``boost_factor``, up to ``boost_cap``. A cap does not lower a coefficient that is above it without a
+    boost.
+
+    Args:
+        final: Coefficient at the end of training; ``None``: stays at the base.
+        minimum: Least coefficient.
+        start: When the decay begins: ``"immediately"``, or on a ``"plateau"`` of the mean return, from wherever
+            training is by then.
+        plateau_patience: Updates without improvement that make a plateau. Larger: later, and less easily fooled.
+        plateau_tolerance: Relative improvement of the mean return that counts as one.
+        boost_factor: Factor while the explained variance is bad, at least 1; 1: no boost.
+        boost_below: Explained variance that is bad.
+        boost_cap: Largest coefficient that a boost leads to; ``None``: any.
+    """
+
+    def __init__(
+        self,
+        final: float | None = None,
+        minimum: float = 0.0,
+        start: DecayStart = "immediately",
+        plateau_patience: int = 10,
+        plateau_tolerance: float = 0.01,
+        boost_factor: float = 1.0,
+        boost_below: float = 0.0,
+        boost_cap: float | None = None,
+    ) -> None:
+        check_number("minimum", minimum, at_least=0)
+        check_option("start", start, get_args(DecayStart))
+        check_count("plateau_patience", plateau_patience)
+        check_number("plateau_patience", plateau_patience, at_least=1)
+        check_number("plateau_tolerance", plateau_tolerance, at_least=0)
+        check_number("boost_factor", boost_factor, at_least=1)
+        check_number("boost_below", boost_below, at_most=1)
+        if final is not None:
+            check_number("final", final, at_least=minimum)
+        elif start == "plateau":
+            raise ValueError('start="plateau" is the start of a decay: give final, the coefficient that it leads to')
+        if boost_cap is not None:
+            check_number("boost_cap", boost_cap, at_least=minimum)
+            if boost_factor == 1:
+                raise ValueError(f"boost_cap={boost_cap!r} caps a boost: give a boost_factor above 1")
+        self.final = final
+        self.minimum = minimum
+        self.start: DecayStart = start
+        self.plateau_patience = plateau_patience
+        self.plateau_tolerance = plateau_tolerance
+        self.boost_factor = boost_factor
+        self.boost_below = boost_below
+        self.boost_cap = boost_cap
+        self._plateau: float | None = None  # the progress that remained when it was found
+        self._best_return: float | None = None
+        self._stale_updates = 0
+
+    def check(self, base: float) -> None:
+        """Raise a ``ValueError`` if this base coefficient, a user's ``ent_coef``, contradicts the schedule."""
+        check_number("ent_coef", base, at_least=0)
+        if base < self.minimum:
+            raise ValueError(
+                f"ent_coef {base!r} is below ent_coef_min {self.minimum!r}, which would replace it: "
+                "raise the one or lower the other"
+            )
+
+    def update(
+        self, base: float, progress_remaining: float, explained_variance: float, mean_return: float | None
+    ) -> float:
+        """The coefficient of this update.
+
+        Args:
+            base: The coefficient to start from.
+            progress_remaining: From 1 at the beginning of training to 0 at its end.
+            explained_variance: Of the critic, in the rollout at hand.
+            mean_return: Of recent episodes; ``None`` or NaN if none has ended yet.
+        """
+        progress = min(max(progress_remaining, 0.0), 1.0)
+        if self.start == "plateau" and mean_return is not None and math.isfinite(mean_return):
+            self._watch(progress, mean_return)
+        coefficient = max(self._decayed(base, progress), self.minimum)
+        if explained_variance < self.boost_below:
+            coefficient = self._boosted(coefficient)
+        return coefficient
+
+    def state_dict(self) -> dict[str, Any]:
+        """The plateau, if one was found, and what tells whether there is one. Settings are not part of it."""
+        return {
+            "plateau": self._plateau,
+            "best_return": self._best_return,
+            "stale_updates": self._stale_updates,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue as the saved schedule would have.
+
+        Raises:
+            ValueError: The state does not fit; nothing has changed.
+        """
+        if wrong := set(state_dict) ^ set(self.state_dict()):
+            raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
+        plateau, best_return = state_dict["plateau"], state_dict["best_return"]
+        if plateau is not None:
+            check_number("plateau", plateau, at_least=0, at_most=1)
+        if best_return is not None:
+            check_number("best_return", best_return)
+        check_count("stale_updates", state_dict["stale_updates"])
+        self._plateau, self._best_return = plateau, best_return
+        self._stale_updates = state_dict["stale_updates"]
+
+    def _watch(self, progress: float, mean_return: float) -> None:
+        """Begin the decay if the mean return has not improved for long enough."""
+        if self._plateau is not None:
+            return
+        best = self._best_return
+        if best is None or mean_return > best + self.plateau_tolerance * abs(best):
+            self._best_return, self._stale_updates = float(mean_return), 0
+            return
+        self._stale_updates += 1
+        if self._stale_updates >= self.plateau_patience:
+            self._plateau = progress
+
+    def _decayed(self, base: float, progress: float) -> float:
+        begin = 1.0 if self.start == "immediately" else self._plateau
+        if self.final is None or begin is None:
+            return base
+        # More may remain than did at the beginning, if training was prolonged since; or nothing, from the beginning.
+        share = min(progress / begin, 1.0) if begin > 0 else 0.0
+        return share * base + (1 - share) * self.final
+
+    def _boosted(self, coefficient: float) -> float:
+        boosted = coefficient * self.boost_factor
+        # Never lower than without the boost, and so never below the minimum.
+        return boosted if self.boost_cap is None else max(min(boosted, self.boost_cap), coefficient)

@@ -1,0 +1,99 @@
+"""The optimizer step captured in a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from driftproof.ppo.rollout import Minibatch
+from driftproof.ppo.update import Coefficients, OptimizerStep
+
+_WARMUPS = 3
+
+
+class GraphedStep:
+    """Replays an optimizer step, which costs the host one launch instead of hundreds.
+
+    Minibatches must have the same shapes every time, and a mask of episode starts instead of segments. Coefficients and
+    the learning rate are read from tensors; when another setting changes, the step is captured again.
+
+    Args:
+        step: The step, of an agent on CUDA.
+        settings: What else the captured kernels depend on.
+    """
+
+    def __init__(self, step: OptimizerStep, settings: Callable[[], object]) -> None:
+        self.step, self.settings = step, settings
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._captured: object = None
+        self._batch: Minibatch | None = None
+        self._coefficients: Coefficients | None = None
+        self._facts = torch.empty(0)
+
+    def __call__(self, batch: Minibatch, c: Coefficients) -> Tensor:
+        """Take the step, as :meth:`OptimizerStep.__call__` does."""
+        if not self.step.is_ready:
+            return self.step(batch, c)
+        settings = (self.settings(), [t.shape for t in _tensors(batch)])
+        if settings != self._captured:
+            self._capture(batch, c)
+            self._captured = settings
+        for ours, theirs in zip(_tensors(self._batch), _tensors(batch), strict=True):
+            ours.copy_(theirs)
+        self._fill(c)
+        assert self._graph is not None
+        self._graph.replay()
+        return self._facts.clone()
+
+    def _fill(self, c: Coefficients) -> None:
+        assert self._coefficients is not None
+        for ours, theirs in zip(self._coefficients, c, strict=True):
+            assert isinstance(ours, Tensor)
+            if isinstance(theirs, Tensor):
+                ours.copy_(theirs)
+            else:
+                ours.fill_(theirs)
+
+    def _capture(self, batch: Minibatch, c: Coefficients) -> None:
+        device = self.step.policy.device
+        self._batch = _cloned(batch)
+        self._coefficients = Coefficients(*(torch.zeros((), device=device) for _ in c))
+        self._fill(c)
+        stop = self.step.stop
+        flags = stop.state_tensors()
+        before = [flag.clone() for flag in flags]
+        # Once stopped, a step undoes itself: warming up changes nothing.
+        stop.halt()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARMUPS):
+                self.step(self._batch, self._coefficients)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.step.optimizer.zero_grad(set_to_none=True)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._facts = self.step(self._batch, self._coefficients)
+        for flag, old in zip(flags, before, strict=True):
+            flag.copy_(old)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    return [] if value is None else [tensor for part in value for tensor in _tensors(part)]
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _cloned(part) for key, part in value.items()}
+    if hasattr(value, "_fields"):
+        return type(value)(*(_cloned(part) for part in value))
+    return value if value is None else tuple(_cloned(part) for part in value)

@@ -1,0 +1,147 @@
+"""Hyper-parameters with one owner: a base value that users set, a schedule that multiplies it, a place to apply it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from driftproof._arguments import check_number
+
+Schedule: TypeAlias = Callable[[float], float]
+"""From what remains of training, 1 to 0, to a factor."""
+
+
+@dataclass
+class Hyperparameter:
+    """One number of the agent.
+
+    Attributes:
+        base: What was set, by the constructor, by a user or by a population.
+        bounds: Arguments of :func:`check_number` that say which values are right.
+        whole: Whether it is a count.
+        schedule: Multiplies the base.
+        apply: Puts a new current value where it acts; ``None``: whoever needs it reads it here.
+    """
+
+    base: float
+    bounds: Mapping[str, float]
+    whole: bool = False
+    schedule: Schedule | None = None
+    apply: Callable[[float], None] | None = None
+    current: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.base = int(self.base) if self.whole else float(self.base)
+
+    def advance(self, progress_remaining: float) -> None:
+        """Set the current value for this point of training."""
+        value = self.base if self.schedule is None else self.base * self.schedule(progress_remaining)
+        self.current = int(value) if self.whole else value
+        if self.apply is not None:
+            self.apply(self.current)
+
+
+class Hyperparameters(MutableMapping[str, float]):
+    """The agent's hyper-parameters that may change while it trains, by name.
+
+    ``hyperparams["learning_rate"]`` is the base value, and setting it is the only way to change it; from then on the
+    value in force is the base times the schedule, which :meth:`current` tells. Names cannot be added or removed.
+
+    Args:
+        entries: The hyper-parameters.
+        fixed: Names of the agent's other settings, which are built into it, and why they cannot change.
+    """
+
+    def __init__(self, entries: Mapping[str, Hyperparameter], fixed: Mapping[str, str]) -> None:
+        self._entries = dict(entries)
+        self._fixed = dict(fixed)
+        self._progress = 1.0
+        self.advance(1.0)
+
+    @property
+    def fixed(self) -> Mapping[str, str]:
+        """Settings that cannot change while training, each with the reason."""
+        return dict(self._fixed)
+
+    def current(self, name: str) -> float:
+        """The value in force: base times schedule."""
+        return self._entry(name).current
+
+    def advance(self, progress_remaining: float) -> None:
+        """Apply all schedules for this point of training, from 1 at its beginning to 0 at its end."""
+        self._progress = progress_remaining
+        for entry in self._entries.values():
+            entry.advance(progress_remaining)
+
+    def override(self, name: str, value: float) -> None:
+        """Put a current value in force until the next :meth:`advance`, for controllers; the base stays."""
+        self._entry(name).current = value
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise the error that setting this would raise."""
+        entry = self._entry(name)
+        check_number(name, value, **entry.bounds)
+        if entry.whole and value != int(value):
+            raise ValueError(f"Invalid {name}: {value!r}; must be a whole number")
+
+    def state_dict(self) -> dict[str, float]:
+        """The base values."""
+        return dict(self)
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Set base values; none is set if one of them is wrong."""
+        for name, value in state.items():
+            self.check(name, value)
+        for name, value in state.items():
+            self[name] = value
+
+    def __getitem__(self, name: str) -> float:
+        return self._entry(name).base
+
+    def __setitem__(self, name: str, value: float) -> None:
+        self.check(name, value)
+        entry = self._entry(name)
+        entry.base = int(value) if entry.whole else float(value)
+        entry.advance(self._progress)
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError(f"hyper-parameters cannot be removed: {name!r}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"Hyperparameters({dict(self)})"
+
+    def _entry(self, name: str) -> Hyperparameter:
+        if name in self._entries:
+            return self._entries[name]
+        if name in self._fixed:
+            raise KeyError(f"{name!r} cannot change while the agent trains: {self._fixed[name]}")
+        near = difflib.get_close_matches(str(name), list(self._entries), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self._entries)}"
+        raise KeyError(f"there is no hyper-parameter {name!r}; {hint}")
+
+
+def base_and_schedule(name: str, value: float | Schedule) -> tuple[float, Schedule | None]:
+    """A number, or Stable-Baselines3's function of the remaining progress, as base and factor.
+
+    The base of a function is its largest value, which for a decay is its first.
+    """
+    if not callable(value):
+        return value, None
+    values = [float(value(i / 100)) for i in range(100, -1, -1)]
+    base = max(values)
+    if not base > 0:
+        raise ValueError(f"Invalid {name}: the schedule is never positive")
+    function = value
+
+    def schedule(progress_remaining: float) -> float:
+        return float(function(progress_remaining)) / base
+
+    return base, schedule

@@ -1,0 +1,260 @@
+"""How far an update has moved the policy: an estimate, a stop, and a penalty that is controlled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from driftproof._arguments import check_count, check_number, check_option
+from driftproof.ppo.return_scale import finite_numbers
+
+StopMode: TypeAlias = Literal["absolute", "consecutive", "fraction"]
+
+_LARGEST_ERROR = 1e3
+"""Enough for any coefficient to reach its bound, and finite, as an exact KL need not be."""
+
+
+def approximate_kl(log_ratio: Tensor) -> Tensor:
+    """An estimate of KL(old‖new) per sample that is unbiased and never negative.
+
+    The estimator ``k3`` of http://joschu.net/blog/kl-approx.html.
+
+    Args:
+        log_ratio: ``log π_new(a) - log π_old(a)`` of actions that the old policy took.
+    """
+    # Rounding can leave a little less than nothing.
+    return (torch.expm1(log_ratio) - log_ratio).clamp_min(0)
+
+
+class KLStop:
+    """Ends an update early once the policy has moved too far.
+
+    All flags stay on the device: :meth:`observe` returns a factor, 1 to go on and 0 once stopped, which is to multiply
+    the steps that remain. A minibatch is *above* if its KL exceeds ``tolerance * target``. NaN is not above: such a
+    minibatch is skipped anyway.
+
+    Args:
+        target: The KL aimed at, typically 0.005 to 0.05; ``None``: never stop.
+        mode: ``"absolute"``: stop at the first minibatch above. ``"consecutive"``: after ``patience`` of them in a row.
+            ``"fraction"``: once more than this share of all minibatches of the update were above.
+        tolerance: How many times the target is too far.
+        patience: For ``"consecutive"``.
+        fraction: For ``"fraction"``.
+        device: Where the flags live.
+    """
+
+    target: Tensor
+    """The KL aimed at, infinite for none; :meth:`set_target` changes it."""
+
+    def __init__(
+        self,
+        target: float | None,
+        mode: StopMode = "absolute",
+        tolerance: float = 1.5,
+        patience: int = 3,
+        fraction: float = 0.25,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_option("mode", mode, get_args(StopMode))
+        check_number("tolerance", tolerance, above=0)
+        check_count("patience", patience)
+        check_number("patience", patience, at_least=1)
+        check_number("fraction", fraction, at_least=0, below=1)
+        self.mode: StopMode = mode
+        self.tolerance = tolerance
+        self.patience = patience
+        self.fraction = fraction
+        self.target = torch.empty((), dtype=torch.float32, device=device)
+        self._go_on = torch.ones((), dtype=torch.float32, device=device)
+        self._count = torch.zeros((), dtype=torch.float32, device=device)
+        self._limit = torch.ones((), dtype=torch.float32, device=device)
+        self.set_target(target)
+        self.reset(1)
+
+    def set_target(self, target: float | None) -> None:
+        """Aim at another KL from now on."""
+        if target is not None:
+            check_number("target", target, above=0)
+        self.target.fill_(math.inf if target is None else target)
+
+    @torch.no_grad()
+    def reset(self, total: int) -> None:
+        """Begin an update.
+
+        Args:
+            total: How many minibatches it will have, over all epochs.
+        """
+        check_count("total", total)
+        self._go_on.fill_(1)
+        self._count.zero_()
+        self._limit.fill_(self._most_above(total) + 1)
+
+    @torch.no_grad()
+    def observe(self, kl: Tensor) -> Tensor:
+        """See the KL of a minibatch, 0-dim.
+
+        Returns:
+            1 to go on, or 0 once stopped, as a 0-dim tensor.
+        """
+        above = (kl > self.tolerance * self.target).float()
+        self._count.add_(above)
+        if self.mode == "consecutive":
+            self._count.mul_(above)
+        self._go_on.mul_((self._count < self._limit).float())
+        return self._go_on.clone()
+
+    def halt(self) -> None:
+        """Stop now."""
+        self._go_on.zero_()
+
+    def state_tensors(self) -> list[Tensor]:
+        """The flags themselves."""
+        return list(self._tensors().values())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """A copy of the flags of this update. Settings, the target among them, are not part of it."""
+        return {name: tensor.clone() for name, tensor in self._tensors().items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue as the saved one would have. Waits for the device that the state is on.
+
+        Raises:
+            ValueError: The state does not fit; nothing has changed.
+        """
+        tensors = self._tensors()
+        numbers = finite_numbers(state_dict, tensors)
+        check_number("go_on", numbers["go_on"], at_least=0, at_most=1)
+        check_number("count", numbers["count"], at_least=0)
+        check_number("limit", numbers["limit"], at_least=1)
+        for name, tensor in tensors.items():
+            tensor.fill_(numbers[name])
+
+    def _most_above(self, total: int) -> int:
+        """How many minibatches above, in a row or in all, are still fine."""
+        if self.mode == "absolute":
+            return 0
+        if self.mode == "consecutive":
+            return self.patience - 1
+        # 0.29 * 100 is a little less than 29.
+        return math.floor(self.fraction * total + 1e-9)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"go_on": self._go_on, "count": self._count, "limit": self._limit}
+
+
+class KLPenalty:
+    """A coefficient for a penalty on KL(old‖new), controlled so that the KL of updates comes to a target.
+
+    After each update, from the error ``e = kl / target - 1``, the coefficient becomes ``kp * e + integral +
+    kd * (e - previous e)`` within ``[0, max_coef]``, and ``integral`` has grown by ``ki * e``. The integral goes no
+    further than to where the coefficient reaches its bound: however long or wild a stretch out of control, it does not
+    wind up. Such control of a penalty is due to Stooke, Achiam & Abbeel, "Responsive Safety in Reinforcement Learning
+    by PID Lagrangian Methods", ICML 2020 (arXiv 2007.03964).
+
+    The default gains were chosen in simulations of updates whose KL is ``k / (1 + c * coefficient)``, or ``k`` over the
+    square, for many ``k`` and ``c``, with noise and a change of ``k`` halfway; the tests repeat them. A derivative gain
+    made nearly all of them worse: it amplifies noise.
+
+    While steps are small, normalised advantages call for a coefficient of ``1 / √(2 * target)`` at most, which is 7 for
+    a target of 0.01.
+
+    Args:
+        target: The KL aimed at, typically 0.005 to 0.05.
+        kp: Answers to the last update. Larger: quicker, and noisier.
+        ki: Answers to lasting errors. Larger: quicker to settle, until it oscillates.
+        kd: Answers to changes.
+        max_coef: Largest coefficient. It takes ``max_coef / ki`` updates at most to come down from there.
+        init_coef: Coefficient of the first update.
+        device: Where the state lives.
+    """
+
+    target: Tensor
+    """The KL aimed at; :meth:`set_target` changes it."""
+
+    coefficient: Tensor
+    """What to multiply the KL with in the loss, 0-dim; :meth:`update` changes it in place."""
+
+    def __init__(
+        self,
+        target: float,
+        kp: float = 0.1,
+        ki: float = 0.4,
+        kd: float = 0.0,
+        max_coef: float = 10.0,
+        init_coef: float = 0.0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_number("kp", kp, at_least=0)
+        check_number("ki", ki, at_least=0)
+        check_number("kd", kd, at_least=0)
+        check_number("max_coef", max_coef, above=0)
+        check_number("init_coef", init_coef, at_least=0, at_most=max_coef)
+        self.kp = kp
+        self.ki = ki
+        self.kd = kd
+        self.max_coef = max_coef
+        self.target = torch.empty((), dtype=torch.float32, device=device)
+        self.coefficient = torch.full((), init_coef, dtype=torch.float32, device=device)
+        self._integral = torch.full((), init_coef, dtype=torch.float32, device=device)
+        self._previous_error = torch.zeros((), dtype=torch.float32, device=device)
+        self._updates = torch.zeros((), dtype=torch.float32, device=device)
+        self.set_target(target)
+
+    def set_target(self, target: float) -> None:
+        """Aim at another KL from now on."""
+        check_number("target", target, above=0)
+        self.target.fill_(target)
+
+    @torch.no_grad()
+    def update(self, kl: Tensor) -> None:
+        """Adjust the coefficient at the end of an update.
+
+        Args:
+            kl: The exact KL(old‖new), averaged over the update, 0-dim. If it is NaN, nothing changes.
+        """
+        error = (kl / self.target - 1).clamp_max(_LARGEST_ERROR)
+        usable = ~error.isnan()
+        error = torch.where(usable, error, self._previous_error)
+        change = torch.where(self._updates > 0, error - self._previous_error, 0)
+        reaction = self.kp * error + self.kd * change
+        grown = self._integral + self.ki * error
+        # Anti-windup by conditional integration, exact at the bound: beyond it, only back.
+        up = torch.maximum(self._integral, torch.minimum(grown, self.max_coef - reaction))
+        down = torch.minimum(self._integral, torch.maximum(grown, -reaction))
+        integral = torch.where(error > 0, up, down).clamp(0, self.max_coef)
+        coefficient = (reaction + integral).clamp(0, self.max_coef)
+        self.coefficient.copy_(torch.where(usable, coefficient, self.coefficient))
+        self._integral.copy_(torch.where(usable, integral, self._integral))
+        self._previous_error.copy_(error)
+        self._updates.add_(usable.float())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """A copy of the controller's state. Settings, the target among them, are not part of it."""
+        return {name: tensor.clone() for name, tensor in self._tensors().items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue as the saved one would have. Waits for the device that the state is on.
+
+        Raises:
+            ValueError: The state does not fit; nothing has changed.
+        """
+        tensors = self._tensors()
+        numbers = finite_numbers(state_dict, tensors)
+        for name in ("coefficient", "integral", "updates"):
+            check_number(name, numbers[name], at_least=0)
+        for name, tensor in tensors.items():
+            tensor.fill_(numbers[name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {
+            "coefficient": self.coefficient,
+            "integral": self._integral,
+            "previous_error": self._previous_error,
+            "updates": self._updates,
+        }

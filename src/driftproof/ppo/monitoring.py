@@ -1,0 +1,110 @@
+"""What is logged of an update, as 0-dim tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from driftproof.nn.heads import CategoricalHead, ValueHead
+from driftproof.nn.policies import PolicyState
+
+_RATIO_BOUNDS = (0.01, 100.0)
+_VANISHED = 1e-8
+
+
+def step_metrics(names: Sequence[str], steps: Tensor) -> dict[str, Tensor]:
+    """Means over the optimizer steps of an update ``[steps, names]``.
+
+    Minibatches with numbers that are not finite count as skipped, those after a stop not at all.
+    """
+    column = {name: steps[:, i] for i, name in enumerate(names)}
+    finite, go_on = column["finite"], column["go_on"]
+    # The minibatch that calls for the stop was still looked at.
+    reached = torch.cat((torch.ones_like(go_on[:1]), go_on[:-1]))
+    counts = reached * finite
+    mean = {name: _mean(values, counts) for name, values in column.items()}
+    metrics = {
+        "train/loss": mean["loss"],
+        "train/policy_gradient_loss": mean["policy_loss"],
+        "train/entropy_loss": -mean["entropy"],
+        "train/approx_kl": mean["approx_kl"],
+        "train/clip_fraction": mean["clip_fraction"],
+        "train/grad_norm": mean["grad_norm"],
+        "train/scaled_grad_norm": _mean(column["scaled_norm"], finite * go_on),
+        "train/skipped_minibatches": (reached * (1 - finite)).sum(),
+        "train/optimizer_steps": (finite * go_on).sum(),
+        "kl/exact": mean["kl"],
+        "kl/stopped": 1 - go_on[-1],
+    }
+    critics = sum(name.startswith("critic_loss_") for name in names)
+    for i in range(1, critics + 1):
+        metrics[f"critic/loss_{i}"] = mean[f"critic_loss_{i}"]
+        metrics[f"critic/grad_norm_{i}"] = mean[f"critic_norm_{i}"]
+    metrics["train/value_loss"] = torch.stack([mean[f"critic_loss_{i}"] for i in range(1, critics + 1)]).mean()
+    return metrics
+
+
+def critic_metrics(
+    heads: Sequence[ValueHead],
+    values: Sequence[Tensor],
+    targets: Tensor,
+    valid: Tensor,
+    metrics: Mapping[str, Tensor],
+    scale: Tensor | float,
+) -> dict[str, Tensor]:
+    """How the critics get on with each other, from what they said in the rollout and the update's means.
+
+    ``critic/warning`` is 1 when a critic's gradient has vanished, or one's is over 100 times the other's.
+
+    Args:
+        heads: Theirs.
+        values: What each expects, decoded ``[T, N]``.
+        targets: Normalised returns.
+        valid: Which samples count.
+        metrics: Those of :func:`step_metrics`.
+        scale: Standard deviation of returns.
+    """
+    result: dict[str, Tensor] = {}
+    if isinstance(heads[0], CategoricalHead):
+        inside = torch.where(valid, targets, heads[0].v_min)
+        result["critic/saturated"] = heads[0].saturated(inside) * valid.numel() / valid.sum().clamp_min(1)
+    norms = torch.stack([metrics[f"critic/grad_norm_{i}"] for i in range(1, len(heads) + 1)])
+    warning = (norms < _VANISHED).any()
+    if len(heads) == 2:
+        first, second = (torch.where(valid, value, 0) for value in values)
+        count = valid.sum().clamp_min(1)
+        result["critic/divergence"] = (first - second).abs().sum() / count / scale
+        result["critic/correlation"] = _correlation(first, second, valid, count)
+        ratio = norms[0] / norms[1].clamp_min(_VANISHED)
+        result["critic/grad_ratio"] = ratio
+        warning = warning | (ratio < _RATIO_BOUNDS[0]) | (ratio > _RATIO_BOUNDS[1])
+    # An update without a single step says nothing of the critics.
+    result["critic/warning"] = (warning & (metrics["train/optimizer_steps"] > 0)).float()
+    return result
+
+
+def memory_metrics(state: PolicyState) -> dict[str, Tensor]:
+    """Norm, mean and spread of the hidden states, layer by layer."""
+    result: dict[str, Tensor] = {}
+    for name, parts in zip(("actor", "critic"), state, strict=True):
+        for layer, hidden in enumerate(parts[0] if parts else ()):
+            prefix = f"lstm/{name}_hidden_layer{layer}"
+            result[f"{prefix}_norm"] = hidden.norm(dim=-1).mean()
+            result[f"{prefix}_mean"] = hidden.mean()
+            result[f"{prefix}_std"] = hidden.std(correction=0)
+    return result
+
+
+def _mean(values: Tensor, counts: Tensor) -> Tensor:
+    """Of the values that count, whatever the others are; 0 if none does."""
+    return torch.where(counts > 0, values, 0).sum() / counts.sum().clamp_min(1)
+
+
+def _correlation(first: Tensor, second: Tensor, valid: Tensor, count: Tensor) -> Tensor:
+    """Of two critics' values; 0 where one of them says the same of everything."""
+    a = torch.where(valid, first - first.sum() / count, 0)
+    b = torch.where(valid, second - second.sum() / count, 0)
+    spread = a.norm() * b.norm()
+    return torch.where(spread > 0, (a * b).sum() / spread.clamp_min(torch.finfo(a.dtype).tiny), 0)

@@ -1,0 +1,172 @@
+"""The running scale of returns, in which value heads predict them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from driftproof._arguments import check_flag, check_number
+from driftproof.nn.heads import Scale
+from driftproof.ppo.advantages import masked_moments
+
+_LEAST_SPREAD = 1e-6
+_LARGEST = torch.finfo(torch.float32).max
+
+
+class ReturnScale:
+    """Exponential running mean and standard deviation of returns, and the snapshot that decodes values.
+
+    The statistics move with every rollout; the snapshot moves only in :meth:`refresh`, so that all values of a rollout
+    and of the update over it are in one scale. Order of use::
+
+        # after the first rollout, before the first update
+        scale.observe(returns, valid)
+        scale.refresh()
+        # during every rollout and update
+        values = scale.decode(head.mean(prediction))
+        loss = head.loss(prediction, scale.normalize(returns))
+        # at the end of every later update
+        scale.observe(returns, valid)
+        head.rescale(*scale.refresh())
+
+    Then the snapshot equals the statistics. The first rollout sets them outright, so they are unbiased from the start.
+    Nothing waits for the device but :meth:`load_state_dict`.
+
+    Args:
+        decay: Memory, about ``1 / (1 - decay)`` updates. Closer to 1: a steadier scale that is later to follow a
+            change; typically 0.9 to 0.99.
+        device: Where the statistics live.
+    """
+
+    initialised: bool
+    """Whether returns have been observed."""
+
+    def __init__(self, decay: float = 0.9, device: torch.device | str | None = None) -> None:
+        check_number("decay", decay, at_least=0, below=1)
+        self.decay = decay
+        self.initialised = False
+        self._mean = torch.zeros((), dtype=torch.float32, device=device)
+        self._variance = torch.zeros((), dtype=torch.float32, device=device)
+        self._updates = torch.zeros((), dtype=torch.float32, device=device)
+        self._snapshot_mean = torch.zeros((), dtype=torch.float32, device=device)
+        self._snapshot_std = torch.ones((), dtype=torch.float32, device=device)
+
+    @property
+    def value(self) -> Scale:
+        """The statistics now; a copy."""
+        return Scale(self._mean.clone(), self._std())
+
+    @property
+    def snapshot(self) -> Scale:
+        """What values are decoded with; a copy."""
+        return Scale(self._snapshot_mean.clone(), self._snapshot_std.clone())
+
+    @torch.no_grad()
+    def observe(self, returns: Tensor, valid: Tensor | None = None) -> None:
+        """Fold the returns of one rollout into the statistics, each rollout with the same weight.
+
+        Args:
+            returns: Of any shape, decoded.
+            valid: Which of them count, bool of the same shape; ``None``: all. If none does, nothing changes,
+                nor if their squares are beyond float32.
+        """
+        valid = torch.ones_like(returns, dtype=torch.bool) if valid is None else valid
+        if valid.shape != returns.shape:
+            raise ValueError(f"valid has shape {tuple(valid.shape)}, but returns {tuple(returns.shape)}")
+        mean, variance = masked_moments(returns.float().flatten(), valid.flatten(), dim=(0,))
+        counts = valid.any().float()
+        weight = counts * torch.where(self._updates > 0, 1 - self.decay, 1)
+        difference = mean.squeeze(0) - self._mean
+        # The same as averaging returns and their squares, without the difference of two large numbers.
+        spread = self._variance + weight * difference.square()
+        new_variance = spread.lerp(variance.squeeze(0), weight)
+        new_mean = self._mean + weight * difference
+        usable = new_variance.isfinite() & new_mean.isfinite()
+        self._variance.copy_(torch.where(usable, new_variance, self._variance))
+        self._mean.copy_(torch.where(usable, new_mean, self._mean))
+        self._updates.add_(counts * usable)
+        self.initialised = True
+
+    @torch.no_grad()
+    def refresh(self) -> tuple[Scale, Scale]:
+        """Make the snapshot equal to the statistics.
+
+        Returns:
+            The snapshots before and after, for :meth:`driftproof.nn.heads.ValueHead.rescale`.
+        """
+        old = self.snapshot
+        self._snapshot_mean.copy_(self._mean)
+        self._snapshot_std.copy_(self._std())
+        return old, self.snapshot
+
+    def normalize(self, returns: Tensor) -> Tensor:
+        """Returns in units of the snapshot."""
+        return (returns - self._snapshot_mean) / self._snapshot_std
+
+    def decode(self, normalised: Tensor) -> Tensor:
+        """Returns from what :meth:`normalize` made of them."""
+        return self._snapshot_mean + self._snapshot_std * normalised
+
+    def metrics(self) -> dict[str, Tensor]:
+        """The statistics as 0-dim tensors."""
+        return {"return_scale/mean": self._mean.clone(), "return_scale/std": self._std()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the statistics and the snapshot. ``decay`` is not part of it."""
+        return {
+            **{name: tensor.clone() for name, tensor in self._tensors().items()},
+            "initialised": self.initialised,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue as the saved scale would have. Waits for the device that the state is on.
+
+        Raises:
+            ValueError: The state does not fit; nothing has changed.
+        """
+        tensors = self._tensors()
+        numbers = finite_numbers(state_dict, tensors, besides=("initialised",))
+        for name in ("variance", "updates"):
+            check_number(name, numbers[name], at_least=0)
+        check_number("snapshot_std", numbers["snapshot_std"], above=0)
+        check_flag("initialised", state_dict["initialised"])
+        self.initialised = state_dict["initialised"]
+        for name, tensor in tensors.items():
+            tensor.fill_(numbers[name])
+
+    def _std(self) -> Tensor:
+        # A smaller spread is rounding of equal returns, or what a critic still imagines where nothing is paid: divided
+        # by it, the first real reward would be enormous. Returns of rewards as small as a market's are well above.
+        flat = self._variance <= _LEAST_SPREAD**2 * (1 + self._mean.square())
+        return torch.where(flat, 1, self._variance.sqrt())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {
+            "mean": self._mean,
+            "variance": self._variance,
+            "updates": self._updates,
+            "snapshot_mean": self._snapshot_mean,
+            "snapshot_std": self._snapshot_std,
+        }
+
+
+def finite_numbers(state_dict: Mapping[str, Any], keys: Iterable[str], besides: Iterable[str] = ()) -> dict[str, float]:
+    """The numbers of a state that has these keys, and others ``besides``, but none else.
+
+    Raises:
+        ValueError: A key is missing or unknown, or there is no single finite number under it.
+    """
+    keys = tuple(keys)
+    if wrong := set(state_dict) ^ {*keys, *besides}:
+        raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
+    numbers = {}
+    for key in keys:
+        value = state_dict[key]
+        number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        check_number(key, number, at_least=-_LARGEST, at_most=_LARGEST)
+        numbers[key] = float(number)
+    return numbers

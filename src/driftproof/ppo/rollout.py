@@ -1,0 +1,216 @@
+"""What an agent saw and did in ``n_steps`` steps of its environments, in tensors on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from driftproof.nn.policies import DistributionalPolicy, Observation, PolicyState
+from driftproof.nn.segments import Segments
+
+HostObservation: TypeAlias = "npt.NDArray[Any] | dict[str, npt.NDArray[Any]]"
+
+
+class RolloutError(RuntimeError):
+    """Something that an environment did makes its experience useless."""
+
+
+class Minibatch(NamedTuple):
+    """Chunks of sequences ``[K, B, ...]``, and how to run a recurrent policy over them.
+
+    Attributes:
+        observations: What was seen.
+        actions: What was done, before it was clipped or squashed for the environment.
+        parameters: Of the distribution that the actions were drawn from.
+        log_probs: Of the actions, then.
+        advantages: Normalised.
+        targets: Normalised returns.
+        predictions: What each critic said then; empty if nobody needs it.
+        valid: 0 where a step is none, as a vector environment's reset; ``None``: all are.
+        state: What was remembered before the first step.
+        segments: Where episodes start.
+        keep: The same as a mask ``[K, B]``, for static shapes; ``None``: use ``segments``.
+    """
+
+    observations: Observation
+    actions: Tensor
+    parameters: Tensor
+    log_probs: Tensor
+    advantages: Tensor
+    targets: Tensor
+    predictions: tuple[Tensor, ...]
+    valid: Tensor | None
+    state: PolicyState
+    segments: Segments | None
+    keep: Tensor | None
+
+
+class Rollout:
+    """Room for ``steps`` steps of ``envs`` environments; a rollout overwrites the one before.
+
+    What is remembered is kept at the start of every chunk of ``chunk`` steps only, as it was before the step, and
+    forgotten where an episode starts there.
+
+    Args:
+        policy: Whose rollout.
+        steps: T.
+        envs: N.
+        chunk: K, steps that stay together in a minibatch.
+    """
+
+    def __init__(self, policy: DistributionalPolicy, steps: int, envs: int, chunk: int) -> None:
+        self.steps, self.envs, self.chunk = steps, envs, chunk
+        self.device = device = policy.device
+        shape = (steps, envs)
+        distribution = policy.distribution
+        self.observations = _map_space(policy.observation_space, lambda s: _room(s, shape, device))
+        self.actions = torch.zeros(*shape, *distribution.action_shape, dtype=distribution.action_dtype, device=device)
+        self.parameters = torch.zeros(*shape, distribution.size, device=device)
+        self.predictions = tuple(torch.zeros(*shape, head.linear.out_features, device=device) for head in policy.heads)
+        self.bootstraps = tuple(torch.zeros(*shape, head.linear.out_features, device=device) for head in policy.heads)
+        self.last_predictions = tuple(
+            torch.zeros(envs, head.linear.out_features, device=device) for head in policy.heads
+        )
+        initial = policy.initial_state(envs)
+        self.states = PolicyState(*(self._state_room(parts) for parts in initial))
+        # What comes from the environments stays on their side until the rollout ends.
+        self.rewards = np.zeros(shape, dtype=np.float32)
+        self.starts = np.zeros(shape, dtype=bool)
+        self.dones = np.zeros(shape, dtype=bool)
+        self.truncated = np.zeros(shape, dtype=bool)
+        self.valid = np.ones(shape, dtype=bool)
+
+    def _state_room(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """``[chunks, layers, N, units]`` for each part."""
+        return tuple(part.new_zeros(self.steps // self.chunk, *part.shape) for part in parts)
+
+    def store_state(self, step: int, state: PolicyState) -> None:
+        """Keep the state before a step, if a chunk starts there."""
+        if step % self.chunk == 0:
+            for room, parts in zip(self.states, state, strict=True):
+                for target, part in zip(room, parts, strict=True):
+                    target[step // self.chunk].copy_(part)
+
+    def minibatches(
+        self,
+        log_probs: Tensor,
+        advantages: Tensor,
+        targets: Tensor,
+        chunks_per_batch: int,
+        orders: list[Tensor],
+        with_predictions: bool,
+        static_shapes: bool,
+    ) -> Iterator[Minibatch]:
+        """Minibatches of whole chunks ``[K, B]``, one pass for every order.
+
+        Args:
+            log_probs: Of the actions ``[T, N]``.
+            advantages: ``[T, N]``.
+            targets: ``[T, N]``.
+            chunks_per_batch: B.
+            orders: Permutations of the ``T / K * N`` chunks, on the CPU.
+            with_predictions: Whether clipping needs what the critics said.
+            static_shapes: Give a mask of episode starts instead of segments.
+        """
+
+        def chunked(part: Tensor) -> Tensor:
+            """``[T, N, ...]`` to ``[K, chunks, ...]``."""
+            return part.view(-1, self.chunk, *part.shape[1:]).transpose(0, 1).flatten(1, 2)
+
+        starts = self.starts.reshape(-1, self.chunk, self.envs).swapaxes(0, 1).reshape(self.chunk, -1)
+        valid = None if self.valid.all() and not static_shapes else chunked(self._to_device(self.valid))
+        keep = chunked(self._to_device(~self.starts)) if static_shapes else None
+        observations = map_observation(self.observations, chunked)
+        actions, parameters = chunked(self.actions), chunked(self.parameters)
+        log_probs, advantages, targets = chunked(log_probs), chunked(advantages), chunked(targets)
+        predictions = tuple(chunked(p) for p in self.predictions) if with_predictions else ()
+        # [chunks, layers, N, units] to [layers, chunks, units].
+        states = [tuple(part.transpose(0, 1).flatten(1, 2) for part in parts) for parts in self.states]
+        for order in orders:
+            for host_index in torch.split(order, chunks_per_batch):
+                index = host_index.to(self.device, non_blocking=True)
+                segments = None
+                if not static_shapes and self.states.actor + self.states.critic:
+                    segments = Segments.cut(starts[:, host_index.numpy()], self.device)
+                pick = partial(_pick, index)
+                yield Minibatch(
+                    map_observation(observations, pick),
+                    pick(actions),
+                    pick(parameters),
+                    pick(log_probs),
+                    pick(advantages),
+                    pick(targets),
+                    tuple(map(pick, predictions)),
+                    None if valid is None else pick(valid),
+                    PolicyState(*(tuple(map(pick, parts)) for parts in states)),
+                    segments,
+                    None if keep is None else pick(keep),
+                )
+
+    def _to_device(self, mask: npt.NDArray[np.bool_]) -> Tensor:
+        return torch.from_numpy(mask.astype(np.float32)).to(self.device, non_blocking=True)
+
+
+def _pick(index: Tensor, part: Tensor) -> Tensor:
+    return part.index_select(1, index)
+
+
+def map_observation(observation: Observation, function: Callable[[Tensor], Tensor]) -> Observation:
+    """Apply a function to every part of an observation."""
+    if isinstance(observation, dict):
+        return {key: function(part) for key, part in observation.items()}
+    return function(observation)
+
+
+def check_observation(observation: HostObservation, step: int) -> None:
+    """Refuse observations that are not finite.
+
+    Raises:
+        RolloutError: Names the environment.
+    """
+    for key, part in observation.items() if isinstance(observation, dict) else [("", observation)]:
+        if part.dtype.kind == "f" and not np.isfinite(part.sum()):
+            _refuse(part, f"observation {key!r}" if key else "observation", step)
+
+
+def check_rewards(rewards: npt.NDArray[Any], step: int) -> None:
+    """Refuse rewards that are not finite.
+
+    Raises:
+        RolloutError: Names the environment.
+    """
+    if not np.isfinite(rewards.sum()):
+        _refuse(rewards, "reward", step)
+
+
+def _refuse(values: npt.NDArray[Any], what: str, step: int) -> None:
+    bad = ~np.isfinite(values.reshape(len(values), -1))
+    if not bad.any():
+        return  # Large values, whose sum overflows.
+    env, place = (int(i) for i in np.argwhere(bad)[0])
+    value = values.reshape(len(values), -1)[env, place]
+    raise RolloutError(
+        f"environment {env} gave the {what} {value} at step {step} of the rollout"
+        + (f" (element {place})" if values.ndim > 1 else "")
+        + "; the agent has learned nothing from this rollout. Make the environment return finite numbers"
+    )
+
+
+def _map_space(space: spaces.Space[Any], function: Callable[[spaces.Space[Any]], Tensor]) -> Observation:
+    if isinstance(space, spaces.Dict):
+        return {key: function(part) for key, part in space.items()}
+    return function(space)
+
+
+def _room(space: spaces.Space[Any], shape: tuple[int, int], device: torch.device) -> Tensor:
+    dtype = torch.from_numpy(np.zeros(1, dtype=space.dtype)).dtype
+    if dtype == torch.float64:
+        dtype = torch.float32
+    return torch.zeros(*shape, *(space.shape or ()), dtype=dtype, device=device)

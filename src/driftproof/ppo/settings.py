@@ -1,0 +1,361 @@
+"""The agent's settings: which are right, which go together, and which of them can change while it trains."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import os
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import Tensor
+from torch.optim import Optimizer
+
+from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof.nn.heads import CLIP_MODES, QuantileHead
+from driftproof.nn.policies import DistributionalPolicy
+from driftproof.optim import VarianceGradientScaler
+from driftproof.ppo.entropy import DecayStart, EntropySchedule
+from driftproof.ppo.hyperparams import Hyperparameter, Hyperparameters, Schedule, base_and_schedule
+from driftproof.ppo.kl import KLPenalty, StopMode
+from driftproof.ppo.optimizers import optimizer_class
+
+if TYPE_CHECKING:
+    from driftproof.ppo.algorithm import DistributionalPPO
+
+_DEFAULT_LEARNING_RATE = 3e-4
+_LONGEST_DEFAULT_CHUNK = 32
+
+_BOUNDS: dict[str, dict[str, float]] = {
+    "learning_rate": {"at_least": 0},
+    "gamma": {"at_least": 0, "at_most": 1},
+    "gae_lambda": {"at_least": 0, "at_most": 1},
+    "clip_range": {"above": 0},
+    "clip_range_vf": {"above": 0},
+    "ent_coef": {"at_least": 0},
+    "vf_coef": {"at_least": 0},
+    "max_grad_norm": {"above": 0},
+    "target_kl": {"above": 0},
+    "n_epochs": {"at_least": 1},
+    "cvar_alpha": {"above": 0, "at_most": 1},
+}
+_VGS_BOUNDS: dict[str, dict[str, float]] = {
+    "alpha": {"at_least": 0},
+    "beta": {"at_least": 0, "below": 1},
+    "min_scaling_factor": {"above": 0, "at_most": 1},
+    "variance_cap": {"above": 0},
+    "warmup_steps": {"at_least": 0},
+}
+_OPTIMIZER_BOUNDS: dict[str, dict[str, float]] = {
+    **{key: {"at_least": 0, "below": 1} for key in ("beta1", "beta2", "beta_utility", "noise_beta", "momentum")},
+    **{key: {"above": 0} for key in ("eps", "temperature")},
+}
+_OTHER_BOUNDS: dict[str, dict[str, float]] = {
+    "kl_stop_fraction": {"at_least": 0, "below": 1},
+    "return_scale_decay": {"at_least": 0, "below": 1},
+}
+_COUNTS = (
+    "n_steps",
+    "batch_size",
+    "n_epochs",
+    "sequence_length",
+    "kl_stop_patience",
+    "skip_limit",
+    "stats_window_size",
+)
+_FLAGS = ("normalize_advantage", "variance_gradient_scaling", "cuda_graph", "mixed_precision")
+_OPTIONAL = ("clip_range_vf", "target_kl", "cvar_alpha")
+_SCHEDULED = ("learning_rate", "clip_range", "clip_range_vf")
+
+_BUILT_IN = "it is built into the networks"
+_SHAPE = "it is the shape of rollouts and minibatches"
+_FIXED = {
+    "n_steps": _SHAPE,
+    "batch_size": _SHAPE,
+    "sequence_length": _SHAPE,
+    **dict.fromkeys(
+        (
+            "lstm_hidden_size",
+            "n_lstm_layers",
+            "net_arch",
+            "num_quantiles",
+            "huber_kappa",
+            "num_atoms",
+            "v_min",
+            "v_max",
+        ),
+        _BUILT_IN,
+    ),
+    "twin_critics": _BUILT_IN,
+    "optimizer_class": "the state of one optimizer is of no use to another",
+}
+
+
+class Setting:
+    """An attribute of the agent that is a hyper-parameter: reads and writes go to the one owner, ``hyperparams``.
+
+    Until there is one, because networks are built in a second phase, values wait in ``_initial``.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, agent: Any, owner: type | None = None) -> Any:
+        if agent is None:
+            return self
+        owned = agent.__dict__.get("hyperparams")
+        if owned is not None and self.name in owned:
+            return owned[self.name]
+        return agent.__dict__.setdefault("_initial", {}).get(self.name)
+
+    def __set__(self, agent: Any, value: Any) -> None:
+        owned = agent.__dict__.get("hyperparams")
+        if owned is not None:
+            owned[self.name] = value
+        else:
+            agent.__dict__.setdefault("_initial", {})[self.name] = value
+
+
+def check_mapping(name: str, value: Any) -> dict[str, Any]:
+    """A copy of an argument that maps names to values; ``None`` is none."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping from names to values, not {value!r}")
+    return dict(value)
+
+
+def check_keywords(argument: str, given: Iterable[str], kinds: Iterable[type[Any]], taken: Iterable[str]) -> None:
+    """Refuse names that a class does not know with the nearest that it does.
+
+    Args:
+        argument: Whose keys they are.
+        given: The names.
+        kinds: The class, and those that its constructor passes arguments on to.
+        taken: Arguments that the agent gives itself.
+    """
+    kinds = list(kinds)
+    known = [
+        name
+        for kind in kinds
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if name not in taken and parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise TypeError(f"{argument} has {name!r}, which {kinds[0].__name__} does not know; {hint}")
+
+
+def kl_penalty_settings(kl_penalty: Any) -> dict[str, Any] | None:
+    """Arguments of the penalty; ``None`` without one."""
+    if isinstance(kl_penalty, bool):
+        return {} if kl_penalty else None
+    if not isinstance(kl_penalty, Mapping):
+        raise TypeError(f"kl_penalty must be True, False or a mapping from names to values, not {kl_penalty!r}")
+    check_keywords("kl_penalty", kl_penalty, [KLPenalty], taken=("target", "device"))
+    return dict(kl_penalty)
+
+
+def resolve_learning_rate(learning_rate: float | Schedule | None, optimizer_kwargs: Mapping[str, Any]) -> Any:
+    """The learning rate that rules: of the agent, or of the optimizer's arguments."""
+    lr = optimizer_kwargs.get("lr")
+    if lr is None:
+        return _DEFAULT_LEARNING_RATE if learning_rate is None else learning_rate
+    if learning_rate is not None and learning_rate != lr:
+        raise ValueError(
+            f"two learning rates: learning_rate={learning_rate!r} and optimizer_kwargs['lr']={lr!r}; give one of them"
+        )
+    return lr
+
+
+def check_settings(agent: DistributionalPPO) -> None:
+    """Raise an error that names the argument that is wrong, or the arguments that contradict each other."""
+    initial = agent._initial
+    for name, bounds in _BOUNDS.items():
+        value = initial[name]
+        if value is None and name in _OPTIONAL:
+            continue
+        if callable(value) and name in _SCHEDULED:
+            value, _ = base_and_schedule(name, value)
+        check_number(name, value, **bounds)
+    for name, bounds in _OTHER_BOUNDS.items():
+        check_number(name, getattr(agent, name), **bounds)
+    for name in _COUNTS:
+        count = agent._stats_window_size if name == "stats_window_size" else getattr(agent, name)
+        if count is not None or name != "sequence_length":
+            check_count(name, count, at_least=1)
+    if agent.seed is not None:
+        check_count("seed", agent.seed)
+    for name in _FLAGS:
+        check_flag(name, getattr(agent, name))
+    if not isinstance(agent.tensorboard_log, str | os.PathLike | None):
+        raise TypeError(f"tensorboard_log must be a path, not {agent.tensorboard_log!r}")
+    optimizer_class(agent.optimizer_class)
+    _check_entropy(agent.entropy_kwargs)
+    _check_combinations(agent)
+    EntropySchedule(**agent.entropy_kwargs).check(initial["ent_coef"])
+
+
+def _check_entropy(kwargs: Mapping[str, Any]) -> None:
+    """Arguments of the entropy schedule, by the names that the agent has for them."""
+    minimum, final, cap = kwargs["minimum"], kwargs["final"], kwargs["boost_cap"]
+    check_number("ent_coef_min", minimum, at_least=0)
+    check_option("ent_coef_start", kwargs["start"], get_args(DecayStart))
+    check_count("ent_plateau_patience", kwargs["plateau_patience"], at_least=1)
+    check_number("ent_boost_factor", kwargs["boost_factor"], at_least=1)
+    check_number("ent_boost_below", kwargs["boost_below"], at_most=1)
+    if final is not None:
+        check_number("ent_coef_final", final, at_least=minimum)
+    elif kwargs["start"] == "plateau":
+        raise ValueError('ent_coef_start="plateau" is the start of a decay: give ent_coef_final, where it leads to')
+    if cap is not None:
+        check_number("ent_boost_cap", cap, at_least=minimum)
+        if kwargs["boost_factor"] == 1:
+            raise ValueError(f"ent_boost_cap={cap!r} caps a boost: give an ent_boost_factor above 1")
+
+
+def _check_combinations(agent: DistributionalPPO) -> None:
+    initial = agent._initial
+    if agent.kl_stop_mode is not None:
+        check_option("kl_stop", agent.kl_stop_mode, get_args(StopMode))
+    if agent.value_clip_mode is not None:
+        check_option("value_clip_mode", agent.value_clip_mode, CLIP_MODES)
+        if initial["clip_range_vf"] is None:
+            raise ValueError(f"value_clip_mode={agent.value_clip_mode!r} needs clip_range_vf, by how much to clip")
+    if agent.kl_penalty_kwargs is not None and initial["target_kl"] is None:
+        raise ValueError("kl_penalty needs target_kl, the KL divergence that it is to reach")
+    if agent.kl_stop_mode not in (None, "absolute") and initial["target_kl"] is None:
+        raise ValueError(f"kl_stop={agent.kl_stop_mode!r} needs target_kl, the KL divergence to stop at")
+    if agent.vgs_kwargs and not agent.variance_gradient_scaling:
+        raise ValueError("vgs_kwargs are given, but variance_gradient_scaling is off")
+    check_keywords("vgs_kwargs", agent.vgs_kwargs, [VarianceGradientScaler], taken=("parameters",))
+    for name in ("cuda_graph", "mixed_precision"):
+        if getattr(agent, name) and agent.device.type != "cuda":
+            raise ValueError(f"{name}=True needs device='cuda', not {agent.device.type!r}")
+
+
+def check_spaces(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+    """Refuse observations that no features extractor takes, and actions that no policy gives."""
+    parts = observation_space.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
+    for part in parts:
+        if not isinstance(part, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+            raise TypeError(
+                f"observation space {observation_space} is not supported: use Box, Discrete, MultiDiscrete, "
+                "MultiBinary, or a Dict of these"
+            )
+        if np.any(getattr(part, "start", 0)):
+            raise ValueError(f"observation space {observation_space} is not supported: {part} must start at 0")
+    if not isinstance(action_space, spaces.Box):
+        return
+    if not np.can_cast(np.float32, action_space.dtype):
+        raise TypeError(
+            f"action space {action_space} is not supported: a Box needs float32 or float64; for whole numbers use "
+            "Discrete or MultiDiscrete"
+        )
+    if not action_space.is_bounded():
+        raise ValueError(f"action space {action_space} is not supported: its bounds must be finite")
+
+
+def without_reward_scaling(normalizer: VecNormalize) -> str:
+    """The line that makes the same wrapper, but for rewards."""
+    arguments = [
+        f"{name}={getattr(normalizer, name)!r}"
+        for name, parameter in inspect.signature(VecNormalize.__init__).parameters.items()
+        if name not in ("self", "venv", "norm_reward", "clip_reward") and getattr(normalizer, name) != parameter.default
+    ]
+    return f"VecNormalize({', '.join(['venv', 'norm_reward=False', *arguments])})"
+
+
+def check_policy(policy: Any, kwargs: Mapping[str, Any]) -> None:
+    """Refuse classes that are no policies, and unknown arguments."""
+    if not isinstance(policy, type) or not issubclass(policy, DistributionalPolicy):
+        raise TypeError(f"policy must be a name or a subclass of DistributionalPolicy, not {policy!r}")
+    check_keywords("policy_kwargs", kwargs, [policy, DistributionalPolicy], taken=("observation_space", "action_space"))
+
+
+def check_heads(agent: DistributionalPPO) -> None:
+    """Refuse to clip what the value heads do not have."""
+    if agent.value_clip_mode == "per_quantile" and not isinstance(agent.policy.heads[0], QuantileHead):
+        raise ValueError("value_clip_mode='per_quantile' needs value_head='quantile' in policy_kwargs")
+
+
+def chunk_length(agent: DistributionalPPO, envs: int) -> int:
+    """Steps that stay together in minibatches, which must divide evenly."""
+    steps, batch_size = agent.n_steps, agent.batch_size
+    chunk = agent.sequence_length
+    if not agent.policy.is_recurrent:
+        if chunk not in (None, 1):
+            raise ValueError(
+                f"sequence_length={chunk} is for policies with memory; {type(agent.policy).__name__} has none"
+            )
+        chunk = 1
+    elif chunk is None:
+        chunk = max(k for k in range(1, min(steps, _LONGEST_DEFAULT_CHUNK) + 1) if steps % k == 0)
+    if steps % chunk:
+        raise ValueError(f"sequence_length={chunk} does not divide n_steps={steps}; use one of {_divisors(steps)}")
+    samples = steps * envs
+    if batch_size % chunk or samples % batch_size:
+        fitting = [b for b in _divisors(samples) if b % chunk == 0]
+        near = sorted(sorted(fitting, key=lambda b: abs(b - batch_size))[:4])
+        raise ValueError(
+            f"batch_size={batch_size} does not fit: it must be a multiple of sequence_length={chunk} and divide "
+            f"n_steps * n_envs = {steps} * {envs} = {samples}; use for example {', '.join(map(str, near))}"
+        )
+    return int(chunk)
+
+
+def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:
+    """All numbers that may change while the agent trains, with the places where they act."""
+    initial, optimizer, vgs = agent._initial, agent.policy.optimizer, agent.vgs
+    entries: dict[str, Hyperparameter] = {}
+    for name, bounds in _BOUNDS.items():
+        if initial[name] is not None:
+            base, schedule = base_and_schedule(name, initial[name])
+            entries[name] = Hyperparameter(base, bounds, whole=name == "n_epochs", schedule=schedule)
+    entries["learning_rate"].apply = partial(_set_group, optimizer, "lr")
+    # Below it, what is set would not be in force.
+    entries["ent_coef"].bounds = {"at_least": agent.entropy.minimum}
+    if "target_kl" in entries:
+        entries["target_kl"].apply = partial(_set_target_kl, agent)
+    for key, value in optimizer.defaults.items():
+        if key != "lr" and type(value) in (int, float):
+            bounds = _OPTIMIZER_BOUNDS.get(key, {"at_least": 0})
+            entries[f"optimizer.{key}"] = Hyperparameter(value, bounds, apply=partial(_set_group, optimizer, key))
+    if vgs is not None:
+        for key, bounds in _VGS_BOUNDS.items():
+            entries[f"vgs.{key}"] = Hyperparameter(
+                getattr(vgs, key), bounds, whole=key == "warmup_steps", apply=partial(setattr, vgs, key)
+            )
+    fixed = {
+        name: "it was not given when the agent was made" if name in _OPTIONAL else "it is set when the agent is made"
+        for name in inspect.signature(type(agent)).parameters
+        if name not in entries
+    }
+    return Hyperparameters(entries, fixed | _FIXED)
+
+
+def _set_group(optimizer: Optimizer, key: str, value: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group[key], Tensor):
+            group[key].fill_(value)
+        else:
+            group[key] = value
+
+
+def _set_target_kl(agent: DistributionalPPO, value: float) -> None:
+    if agent.kl_stop_mode is not None:
+        agent.kl_stop.set_target(value)
+    if agent.kl_penalty is not None:
+        agent.kl_penalty.set_target(value)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})

@@ -1,0 +1,194 @@
+"""One update of an agent: what a rollout says, the optimizer's steps, and what is logged of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy.typing as npt
+import torch
+from stable_baselines3.common.utils import safe_mean
+from torch import Tensor
+
+from driftproof.ppo.advantages import explained_variance, gae, normalize_advantages
+from driftproof.ppo.monitoring import critic_metrics, memory_metrics, step_metrics
+from driftproof.ppo.rollout import Rollout
+from driftproof.ppo.update import Coefficients
+
+if TYPE_CHECKING:
+    from driftproof.ppo.algorithm import DistributionalPPO
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on."""
+
+
+class Estimates(NamedTuple):
+    """What the critics make of a rollout, in units of rewards ``[T, N]``.
+
+    Attributes:
+        by_critic: The value that each of them sees.
+        values: The smallest of these.
+        advantages: Of the actions taken.
+        returns: λ-returns, which the critics learn.
+    """
+
+    by_critic: list[Tensor]
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+
+def update(agent: DistributionalPPO, rollout: Rollout) -> None:
+    """Learn from the rollout, then move the scale of returns, and log."""
+    agent.hyperparams.advance(agent._current_progress_remaining)
+    advance_entropy(agent)
+    agent.policy.set_training_mode(True)
+
+    valid = _on_device(agent, rollout.valid)
+    estimates = estimate(agent, rollout, valid)
+    scale = agent.return_scale
+    is_first = not scale.initialised
+    if is_first:
+        scale.observe(estimates.returns, valid)
+        scale.refresh()
+    std, targets = scale.snapshot.std, scale.normalize(estimates.returns)
+    steps = optimize(agent, rollout, estimates.advantages, targets, valid)
+    if not is_first:
+        scale.observe(estimates.returns, valid)
+        old, new = scale.refresh()
+        for head in agent.policy.heads:
+            head.rescale(old, new)
+
+    metrics = step_metrics(agent._step.names, steps)
+    if agent.kl_penalty is not None:
+        agent.kl_penalty.update(metrics["kl/exact"])
+        metrics["kl/penalty_coef"] = agent.kl_penalty.coefficient
+    metrics["train/explained_variance"] = explained_variance(estimates.values, estimates.returns, valid)
+    metrics |= critic_metrics(agent.policy.heads, estimates.by_critic, targets, valid, metrics, std)
+    metrics |= scale.metrics() | memory_metrics(agent.state)
+    if agent.vgs is not None:
+        metrics |= agent.vgs.metrics()
+    if hasattr(agent.policy, "log_std"):
+        metrics["train/std"] = agent.policy.log_std.detach().exp().mean()
+    agent._n_updates += int(agent.hyperparams.current("n_epochs"))
+    log(agent, metrics, steps)
+
+
+def advance_entropy(agent: DistributionalPPO) -> None:
+    """Put this update's entropy coefficient in force."""
+    episodes = agent.ep_info_buffer
+    mean_return = safe_mean([episode["r"] for episode in episodes]) if episodes else None
+    base, progress = agent.hyperparams["ent_coef"], agent._current_progress_remaining
+    value = agent.entropy.update(base, progress, agent._explained_variance, mean_return)
+    agent.hyperparams.override("ent_coef", value)
+
+
+@torch.no_grad()
+def estimate(agent: DistributionalPPO, rollout: Rollout, valid: Tensor) -> Estimates:
+    """Values, advantages and returns from what the critics predicted during the rollout."""
+    by_critic = _values(agent, rollout.predictions)
+    values = _smallest(by_critic)
+    ends = _smallest(_values(agent, rollout.bootstraps))
+    advantages, returns = gae(
+        _on_device(agent, rollout.rewards),
+        values,
+        _smallest(_values(agent, rollout.last_predictions)),
+        _on_device(agent, rollout.dones),
+        torch.where(_on_device(agent, rollout.truncated), ends, 0),
+        gamma=agent.hyperparams.current("gamma"),
+        gae_lambda=agent.hyperparams.current("gae_lambda"),
+        valid=valid,
+    )
+    return Estimates(by_critic, values, advantages, returns)
+
+
+def optimize(agent: DistributionalPPO, rollout: Rollout, advantages: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
+    """All epochs; what :class:`OptimizerStep` tells of every minibatch ``[steps, names]``."""
+    if agent.normalize_advantage:
+        advantages = normalize_advantages(advantages, valid)
+    chunks = rollout.steps * rollout.envs // rollout.chunk
+    chunks_per_batch = agent.batch_size // rollout.chunk
+    orders = [torch.randperm(chunks) for _ in range(int(agent.hyperparams.current("n_epochs")))]
+    agent.kl_stop.reset(len(orders) * chunks // chunks_per_batch)
+    if agent.vgs is not None:
+        agent.vgs.reset_history()
+    batches = rollout.minibatches(
+        agent.policy.distribution.log_prob(rollout.parameters, rollout.actions),
+        advantages,
+        targets,
+        chunks_per_batch,
+        orders,
+        with_predictions=agent._step.clip_mode is not None,
+        static_shapes=agent.cuda_graph,
+    )
+    coefficients = _coefficients(agent)
+    facts = []
+    for batch in batches:
+        facts.append(agent._take_step(batch, coefficients))
+        if not agent._step.undo and facts[-1][-1] == 0:
+            break  # The host knows already that nothing more will be done.
+    return torch.stack(facts)
+
+
+def log(agent: DistributionalPPO, metrics: dict[str, Tensor], steps: Tensor) -> None:
+    """Fetch all numbers from the device, at once, and log them.
+
+    Raises:
+        TrainingError: Too many minibatches in a row were skipped.
+    """
+    flags = steps[:, -2:].float().flatten()
+    flat = torch.cat([torch.stack([m.float() for m in metrics.values()]), flags]).tolist()
+    numbers, flags_of_steps = dict(zip(metrics, flat, strict=False)), flat[len(metrics) :]
+    agent._explained_variance = numbers["train/explained_variance"]
+    for name, value in numbers.items():
+        agent.logger.record(name, value)
+    for name in ("learning_rate", "clip_range", "clip_range_vf", "ent_coef"):
+        if name in agent.hyperparams:
+            agent.logger.record(f"train/{name}", agent.hyperparams.current(name))
+    agent.logger.record("train/n_updates", agent._n_updates, exclude="tensorboard")
+    _check_skipped(agent, flags_of_steps[0::2], flags_of_steps[1::2])
+
+
+def _check_skipped(agent: DistributionalPPO, finite: list[float], go_on: list[float]) -> None:
+    """Count minibatches that were skipped in a row, over updates, up to a stop."""
+    longest = 0
+    for flag, goes_on in zip(finite, go_on, strict=True):
+        agent._skipped_in_a_row = 0 if flag else agent._skipped_in_a_row + 1
+        longest = max(longest, agent._skipped_in_a_row)
+        if not goes_on:
+            break
+    if longest >= agent.skip_limit:
+        agent._skipped_in_a_row = 0
+        raise TrainingError(
+            f"{longest} minibatches in a row had a loss or gradient that is not finite; none was applied. The "
+            "weights are still those of the last good step: lower learning_rate, or look for extreme rewards"
+        )
+
+
+def _values(agent: DistributionalPPO, predictions: tuple[Tensor, ...]) -> list[Tensor]:
+    """What each critic expects, in the agent's sense: the mean, or the mean of the worst."""
+    pairs = zip(agent.policy.heads, predictions, strict=True)
+    if "cvar_alpha" in agent.hyperparams:
+        alpha = agent.hyperparams.current("cvar_alpha")
+        return [agent.return_scale.decode(head.cvar(prediction, alpha)) for head, prediction in pairs]
+    return [agent.return_scale.decode(head.mean(prediction)) for head, prediction in pairs]
+
+
+def _smallest(values: list[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.minimum(*values)
+
+
+def _coefficients(agent: DistributionalPPO) -> Coefficients:
+    current = agent.hyperparams.current
+    return Coefficients(
+        clip_range=current("clip_range"),
+        clip_range_vf=current("clip_range_vf") if "clip_range_vf" in agent.hyperparams else 0.0,
+        ent_coef=current("ent_coef"),
+        vf_coef=current("vf_coef"),
+        kl_coef=0.0 if agent.kl_penalty is None else agent.kl_penalty.coefficient,
+        max_grad_norm=current("max_grad_norm"),
+    )
+
+
+def _on_device(agent: DistributionalPPO, array: npt.NDArray[Any]) -> Tensor:
+    return torch.from_numpy(array).to(agent.device, non_blocking=True)

@@ -1,0 +1,168 @@
+"""One optimizer step on a minibatch: losses, gradients, their scaling, the step, and what is to be known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from driftproof.nn.heads import ClipMode
+from driftproof.nn.policies import DistributionalPolicy
+from driftproof.optim import VarianceGradientScaler
+from driftproof.ppo.kl import KLStop, approximate_kl
+from driftproof.ppo.losses import Number, mean, policy_loss, value_loss
+from driftproof.ppo.rollout import Minibatch
+
+
+class Coefficients(NamedTuple):
+    """Hyper-parameters of a step, as numbers or 0-dim tensors."""
+
+    clip_range: Number
+    clip_range_vf: Number
+    ent_coef: Number
+    vf_coef: Number
+    kl_coef: Number
+    max_grad_norm: Number
+
+
+class OptimizerStep:
+    """``losses → backward → vgs.scale_gradients → clip → optimizer.step → vgs.step``, without waiting for the device.
+
+    A step is not taken if the loss or a gradient is not finite, or once the KL divergence has called for a stop. On a
+    CPU that is decided at once; on other devices a step is taken and undone there, where it must not be, but for the
+    very first, which has to wait.
+
+    Args:
+        policy: The networks.
+        optimizer: Theirs.
+        vgs: Scales gradients, or steps.
+        stop: Watches the KL divergence.
+        clip_mode: How predictions of returns are clipped.
+        kl_penalty: Whether the loss contains the KL divergence from the distribution that actions were drawn from.
+        autocast: A context for the networks' arithmetic.
+        undo: Take steps and undo them on every device, the CPU too.
+    """
+
+    def __init__(
+        self,
+        policy: DistributionalPolicy,
+        optimizer: Optimizer,
+        vgs: VarianceGradientScaler | None,
+        stop: KLStop,
+        clip_mode: ClipMode | None,
+        kl_penalty: bool,
+        autocast: Callable[[], AbstractContextManager[object]],
+        undo: bool = False,
+    ) -> None:
+        self.policy, self.optimizer, self.vgs, self.stop = policy, optimizer, vgs, stop
+        self.clip_mode, self.kl_penalty, self.autocast = clip_mode, kl_penalty, autocast
+        self.undo = undo or policy.device.type != "cpu"
+        self.names = ["loss", "policy_loss", "entropy", "approx_kl", "kl", "clip_fraction", "scaled_norm"]
+        critics = range(1, len(policy.critics) + 1)
+        self.names += [f"critic_loss_{i}" for i in critics] + [f"critic_norm_{i}" for i in critics]
+        self.names += ["grad_norm", "finite", "go_on"]
+        self._has_stepped = False
+        self._params = [p for p in policy.parameters() if p.requires_grad]
+        self._present: list[Tensor] = []
+        self._groups = torch.empty(0)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the optimizer has all the state that it needs."""
+        return self._has_stepped or bool(self.optimizer.state)
+
+    def __call__(self, batch: Minibatch, c: Coefficients) -> Tensor:
+        """Take the step; the numbers of :attr:`names` as a tensor."""
+        loss, facts = self.losses(batch, c)
+        go_on = self.stop.observe(facts[3])
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return self._finish(loss.detach(), facts, go_on, c)
+
+    def losses(self, batch: Minibatch, c: Coefficients) -> tuple[Tensor, list[Tensor]]:
+        """The loss, and numbers in the order of :attr:`names`."""
+        with self.autocast():
+            parameters, predictions = self.policy.evaluate(batch.observations, batch.state, batch.segments, batch.keep)
+        parameters, predictions = parameters.float(), tuple(p.float() for p in predictions)
+        distribution, valid = self.policy.distribution, batch.valid
+        log_ratio = distribution.log_prob(parameters, batch.actions) - batch.log_probs
+        surrogate, clipped = policy_loss(log_ratio, batch.advantages, c.clip_range)
+        policy_term = mean(surrogate, valid)
+        entropy = mean(distribution.entropy(parameters), valid)
+        old = batch.predictions or (None,) * len(predictions)
+        critic_terms = [
+            mean(value_loss(head, now, batch.targets, then, self.clip_mode, c.clip_range_vf), valid)
+            for head, now, then in zip(self.policy.heads, predictions, old, strict=True)
+        ]
+        value_term = torch.stack(critic_terms).mean() if len(critic_terms) > 1 else critic_terms[0]
+        loss = policy_term + c.vf_coef * value_term - c.ent_coef * entropy
+        with torch.no_grad():
+            approx_kl = mean(approximate_kl(log_ratio.detach()), valid)
+        kl = approx_kl
+        if self.kl_penalty:
+            kl = mean(distribution.kl(batch.parameters, parameters), valid)
+            loss = loss + c.kl_coef * kl
+        facts = [loss, policy_term, entropy, approx_kl, kl, mean(clipped, valid), *critic_terms]
+        return loss, [fact.detach() for fact in facts]
+
+    @torch.no_grad()
+    def _finish(self, loss: Tensor, facts: list[Tensor], go_on: Tensor, c: Coefficients) -> Tensor:
+        norms = self._gradient_norms()
+        grad_norm = norms[-1]
+        finite = torch.isfinite(loss) & torch.isfinite(grad_norm)
+        proceed = finite & (go_on > 0)
+        if self.undo:
+            scaled = self._take_or_undo(proceed, grad_norm, c)
+        else:
+            scaled = self._take(grad_norm, c) if bool(proceed) else grad_norm
+        rest = [finite.to(loss.dtype), go_on.to(loss.dtype)]
+        return torch.stack([*facts[:6], scaled, *facts[6:], *norms.unbind(), *rest])
+
+    def _take(self, grad_norm: Tensor, c: Coefficients) -> Tensor:
+        """Scale, clip, step; the norm after scaling."""
+        if self.vgs is not None:
+            factor = self.vgs.scale_gradients()
+            if self.vgs.apply_to == "gradient":
+                grad_norm = grad_norm * factor
+        grads = [p.grad for p in self._present if p.grad is not None]
+        torch._foreach_mul_(grads, (c.max_grad_norm / (grad_norm + 1e-6)).clamp_max(1))
+        self.optimizer.step()
+        if self.vgs is not None:
+            self.vgs.step()
+        return grad_norm
+
+    def _take_or_undo(self, proceed: Tensor, grad_norm: Tensor, c: Coefficients) -> Tensor:
+        if not self.is_ready:
+            # The first step creates the optimizer's state, which only the host could undo.
+            self._has_stepped = bool(proceed)
+            return self._take(grad_norm, c) if self._has_stepped else grad_norm
+        before = {id(tensor): (tensor, tensor.clone()) for tensor in self._tensors()}
+        scaled = self._take(grad_norm, c)
+        for tensor in self._tensors():
+            # What a critic that has been added got just now was zero.
+            _, old = before.get(id(tensor), (tensor, torch.zeros_like(tensor)))
+            tensor.copy_(torch.where(proceed, tensor, old))
+        return scaled
+
+    def _tensors(self) -> list[Tensor]:
+        """Everything that a step changes."""
+        states = [t for s in self.optimizer.state.values() for t in s.values() if isinstance(t, Tensor)]
+        return [*self._params, *states, *([] if self.vgs is None else self.vgs.state_tensors())]
+
+    def _gradient_norms(self) -> Tensor:
+        """Norms of each critic's gradient, and of the whole."""
+        present: list[Tensor] = [p for p in self._params if p.grad is not None]
+        if len(present) != len(self._present):
+            self._present, self._groups = present, self._membership(present)
+        norms = torch.stack(torch._foreach_norm([p.grad for p in present if p.grad is not None]))
+        return (norms.float().square() @ self._groups).sqrt()
+
+    def _membership(self, present: Sequence[Tensor]) -> Tensor:
+        """Which gradients belong to which critic, and to the whole ``[tensors, critics + 1]``."""
+        theirs = [{id(p) for p in critic.parameters()} for critic in self.policy.critics]
+        rows = [[float(id(p) in ids) for ids in theirs] + [1.0] for p in present]
+        return torch.tensor(rows).to(self.policy.device, non_blocking=True)

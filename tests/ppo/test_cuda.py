@@ -1,0 +1,183 @@
+"""The agent on a CUDA device: the same numbers as elsewhere, no waiting, graphs and bfloat16."""
+
+from __future__ import annotations
+
+import gymnasium
+import pytest
+import torch
+from stable_baselines3.common.env_util import make_vec_env
+
+from driftproof.ppo import DistributionalPPO, training
+
+pytestmark = pytest.mark.gpu
+
+SMALL = {"n_steps": 32, "batch_size": 64, "n_epochs": 2, "seed": 0}
+
+
+def agent(policy="MlpLstmPolicy", env="CartPole-v1", **settings):
+    return DistributionalPPO(policy, make_vec_env(env, 4, seed=0), device="cuda", **{**SMALL, **settings})
+
+
+def weights(model):
+    return {name: p.detach().cpu() for name, p in model.policy.named_parameters()}
+
+
+def assert_same_update(a, b, before):
+    """The two have moved in the same way, up to rounding, which Adam amplifies where gradients are nearly zero."""
+    moved = torch.cat([(p - before[name]).flatten() for name, p in weights(a).items()])
+    apart = torch.cat([(p - weights(b)[name]).flatten() for name, p in weights(a).items()])
+    assert moved.norm() > 0
+    assert apart.norm() < 0.02 * moved.norm()
+
+
+def pair_of_agents(**settings):
+    """The same twice, one without its graph. Both run cores step by step."""
+    eager, graphed = (agent(**settings, cuda_graph=True) for _ in range(2))
+    eager._take_step = eager._step
+    return eager, graphed
+
+
+@pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MlpGruPolicy", "MlpPolicy"])
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_learns_on_cuda(policy, env):
+    model = agent(policy, env).learn(512)
+    assert all(torch.isfinite(p).all() for p in weights(model).values())
+    action, _ = model.predict(model.get_env().reset(), deterministic=True)
+    assert len(action) == 4
+
+
+@pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MlpGruPolicy"])
+def test_training_pass_equals_the_rollout(policy):
+    model = agent(policy, sequence_length=8)
+    worst = []
+    train = model.train
+
+    def check():
+        rollout = model._rollout
+        zeros = torch.zeros(rollout.steps, rollout.envs, device="cuda")
+        log_probs = model.policy.distribution.log_prob(rollout.parameters, rollout.actions)
+        for static in (False, True):
+            order = [torch.randperm(16)]
+            for batch in rollout.minibatches(log_probs, zeros, zeros, 4, order, True, static):
+                with torch.no_grad():
+                    parameters, predictions = model.policy.evaluate(
+                        batch.observations, batch.state, batch.segments, batch.keep
+                    )
+                worst.append((parameters - batch.parameters).abs().max().item())
+                worst.append((predictions[0] - batch.predictions[0]).abs().max().item())
+        train()
+
+    model.train = check
+    model.learn(384)
+    assert max(worst) < 1e-5
+
+
+@pytest.mark.parametrize("optimizer", ["adaptive_upgd", "adam", "adamw", "sgd", "upgd", "upgdw"])
+def test_graph_equals_eager(optimizer):
+    kwargs = {"sigma": 0.0} if "upgd" in optimizer else {}
+    settings = {"optimizer_class": optimizer, "optimizer_kwargs": kwargs, "vgs_kwargs": {"warmup_steps": 3}}
+    eager, graphed = pair_of_agents(**settings)
+    before = weights(eager)
+    # One update: later rollouts would differ, as rounding does.
+    for model in (eager, graphed):
+        torch.manual_seed(0)
+        model.learn(128)
+    assert_same_update(eager, graphed, before)
+
+
+def test_graph_reads_hyperparameters_as_they_change():
+    eager, graphed = pair_of_agents(optimizer_class="adam")
+    before = weights(eager)
+    for model in (eager, graphed):
+        torch.manual_seed(0)
+        model.learn(128)
+        model.hyperparams["learning_rate"] = 1e-3
+        model.hyperparams["ent_coef"] = 0.05
+        model.hyperparams["vgs.alpha"] = 1.0
+        # The same rollout again, with other hyper-parameters.
+        model.train()
+    assert_same_update(eager, graphed, before)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("cuda_graph", [False, True])
+def test_an_update_waits_for_the_device_once(cuda_graph, monkeypatch):
+    model = agent(env="Pendulum-v1", cuda_graph=cuda_graph, target_kl=0.01, kl_penalty=True, clip_range_vf=0.2)
+    model.learn(256)
+    train, log = model.train, training.log
+
+    def logging_may_wait(*args):
+        torch.cuda.set_sync_debug_mode("default")
+        log(*args)
+
+    def without_waiting():
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            train()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(training, "log", logging_may_wait)
+    model.train = without_waiting
+    model.learn(384, reset_num_timesteps=False)
+
+
+def test_a_bad_minibatch_is_undone_on_the_device():
+    model = agent(skip_limit=100)
+    model.learn(128)
+    train = model.train
+
+    def poisoned():
+        model._rollout.rewards[0, 0] = float("inf")
+        train()
+
+    before = weights(model)
+    model.train = poisoned
+    model.learn(128, reset_num_timesteps=False)
+    for name, value in weights(model).items():
+        if "head" not in name or "action" in name:
+            assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("cuda_graph", [False, True])
+def test_bfloat16_learns(cuda_graph):
+    model = agent(mixed_precision=True, cuda_graph=cuda_graph, n_steps=128, batch_size=256, n_epochs=10)
+    model.learn(20_000)
+    returns = [episode["r"] for episode in model.ep_info_buffer]
+    assert sum(returns) / len(returns) > 60
+    assert all(p.dtype == torch.float32 for p in model.policy.parameters())
+
+
+def test_cpu_and_cuda_agree():
+    models = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        env = make_vec_env("CartPole-v1", 4, seed=0)
+        models.append(DistributionalPPO("MlpLstmPolicy", env, **SMALL, device=device, optimizer_class="sgd"))
+    cpu, cuda = models
+    cuda.policy.load_state_dict(cpu.policy.state_dict())
+    observation = cpu.get_env().reset()
+    for _ in range(3):
+        a, b = cpu.predict_quantiles(observation)[0], cuda.predict_quantiles(observation)[0]
+        assert abs(a - b).max() < 1e-5
+
+
+def test_images_on_cuda():
+    gymnasium.register("Tiny-v0", lambda: _Image())
+    model = agent("CnnLstmPolicy", "Tiny-v0")
+    model.learn(128)
+    assert all(torch.isfinite(p).all() for p in weights(model).values())
+
+
+class _Image(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 255, (36, 36, 1), dtype="uint8")
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.np_random.integers(0, 255, (36, 36, 1), dtype="uint8"), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.np_random.integers(0, 255, (36, 36, 1), dtype="uint8"), 1.0, self.steps > 9, False, {}
