@@ -589,6 +589,16 @@ class TestPenalty:
         assert [log["kl/penalty_coef"] for log in logs] == pytest.approx(expected[1:], rel=1e-4)
         assert len(set(expected)) > 2
 
+    def test_an_update_without_a_step_leaves_the_coefficient_alone(self, monkeypatch):
+        spoil(monkeypatch, range(100))
+        model = learner(target_kl=0.01, kl_stop=None, kl_penalty={"init_coef": 5.0}, skip_limit=100)
+        learn(model, 2)
+        assert model.kl_penalty.coefficient == 5
+
+    def test_without_it_nothing_is_called_exact(self):
+        (log,) = learn(learner(target_kl=0.01))
+        assert "kl/exact" not in log
+
 
 class TestNotFinite:
     @pytest.mark.parametrize("undo", [False, True], ids=["host", "device"])

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollout: Rollout) -> bool:
     """Fill the rollout; ``False`` if the callback wants training to end.
 
-    Only the actor's actions are computed while the environments wait. Log-probabilities follow for the whole rollout
-    at once, and predictions of returns chunk by chunk.
+    While the environments wait, cores remember and the actor acts. Predictions of returns follow chunk by chunk, and
+    log-probabilities in the update, at once.
     """
     policy, distribution = agent.policy, agent.policy.distribution
     policy.set_training_mode(False)

@@ -86,7 +86,7 @@ class EntropySchedule:
         Args:
             base: The coefficient to start from.
             progress_remaining: From 1 at the beginning of training to 0 at its end.
-            explained_variance: Of the critic, in the rollout at hand.
+            explained_variance: Of the critic, in the last rollout that is known.
             mean_return: Of recent episodes; ``None`` or NaN if none has ended yet.
         """
         progress = min(max(progress_remaining, 0.0), 1.0)

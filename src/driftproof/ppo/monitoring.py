@@ -35,7 +35,8 @@ def step_metrics(names: Sequence[str], steps: Tensor) -> dict[str, Tensor]:
         "train/scaled_grad_norm": _mean(column["scaled_norm"], finite * go_on),
         "train/skipped_minibatches": (reached * (1 - finite)).sum(),
         "train/optimizer_steps": (finite * go_on).sum(),
-        "kl/exact": mean["kl"],
+        # Not a number if there was none: the controller then leaves its coefficient alone.
+        "kl/exact": torch.where(counts.sum() > 0, mean["kl"].clamp_min(0), torch.nan),
         "kl/stopped": 1 - go_on[-1],
     }
     critics = sum(name.startswith("critic_loss_") for name in names)

@@ -63,6 +63,8 @@ def update(agent: DistributionalPPO, rollout: Rollout) -> None:
     if agent.kl_penalty is not None:
         agent.kl_penalty.update(metrics["kl/exact"])
         metrics["kl/penalty_coef"] = agent.kl_penalty.coefficient
+    else:
+        del metrics["kl/exact"]  # Nobody computed it.
     metrics["train/explained_variance"] = explained_variance(estimates.values, estimates.returns, valid)
     metrics |= critic_metrics(agent.policy.heads, estimates.by_critic, targets, valid, metrics, std)
     metrics |= scale.metrics() | memory_metrics(agent.state)
