@@ -37,6 +37,8 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/optim_speed.py
 	$(BIN)/python benchmarks/vgs.py --quick
 	$(BIN)/python benchmarks/plasticity.py --quick
+	$(BIN)/python benchmarks/throughput.py --quick
+	$(BIN)/python benchmarks/learning.py --quick
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -202,7 +202,7 @@ def with_schedules(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def train(run: Run) -> Entry:
+def train(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Entry:
     """Train, evaluate, and return what is kept."""
     torch.set_num_threads(1)
     task = TASKS[run.task]
@@ -213,7 +213,7 @@ def train(run: Run) -> Entry:
     )
     episodes = Episodes(run)
     start = time.perf_counter()
-    model.learn(run.steps, callback=episodes)
+    model.learn(run.steps, callback=[episodes, *callbacks])
     seconds = time.perf_counter() - start
     envs.close()
 
