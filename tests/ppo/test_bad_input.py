@@ -556,3 +556,21 @@ def test_policies_of_a_class_are_checked_as_those_by_name():
     assert type(small(Broken(), MlpLstmPolicy).policy) is MlpLstmPolicy
     with pytest.raises(TypeError, match="did you mean 'num_quantiles'"):
         small(Broken(), MlpLstmPolicy, policy_kwargs={"num_quantile": 4})
+
+
+def test_what_gymnasium_returns_from_reset_is_not_an_observation():
+    model = DistributionalPPO("MlpPolicy", "CartPole-v1", device="cpu")
+    with pytest.raises(ValueError, match="pass the first of the two"):
+        model.predict((np.zeros(4, np.float32), {}))
+
+
+def test_rollouts_that_cannot_be_cut_into_sequences_are_refused():
+    with pytest.raises(ValueError, match="n_steps=127 can be cut into sequences of 1"):
+        DistributionalPPO("MlpLstmPolicy", "CartPole-v1", n_steps=127, batch_size=127, device="cpu")
+    DistributionalPPO("MlpLstmPolicy", "CartPole-v1", n_steps=127, batch_size=127, sequence_length=1, device="cpu")
+
+
+def test_an_extractor_that_nobody_would_use_is_refused():
+    kwargs = {"shared_recurrence": True, "share_features_extractor": False}
+    with pytest.raises(ValueError, match="share_features_extractor=False has no use"):
+        DistributionalPPO("MlpLstmPolicy", "CartPole-v1", policy_kwargs=kwargs, device="cpu")

@@ -263,6 +263,16 @@ class TestCaution:
         expected = oracle(said, lambda predictions: predictions[0].sort(-1).values[..., 0], False)
         torch.testing.assert_close(advantages.double(), expected, atol=1e-3, rtol=1e-5)
 
+    def test_with_cvar_the_critics_still_learn_what_is_to_be_expected(self, monkeypatch):
+        """Targets that were cautious themselves would make critics more cautious with every step back."""
+        model = critic_agent(cvar_alpha=0.25, **self.settings)
+        set_prediction(model.policy.critics[0], [100.0, -50, 100, 100])
+        set_prediction(model.policy.critics[1], [11.0, 9, 10, 10])
+        _, targets, said = advantages_of(monkeypatch, model)
+        scale = model.return_scale.snapshot
+        returns = oracle(said, lambda predictions: predictions[1].mean(-1), False) + 10
+        torch.testing.assert_close(targets.double(), (returns - scale.mean) / scale.std, atol=1e-4, rtol=1e-4)
+
     def test_cvar_counts_quantiles_in_part(self, monkeypatch):
         model = critic_agent(cvar_alpha=0.4, policy_kwargs={"twin_critics": False}, **self.settings)
         advantages, _, said = advantages_of(monkeypatch, model)

@@ -782,3 +782,14 @@ class TestSynchronisation:
     def test_the_host_form_is_seen_to_read(self, monkeypatch):
         updates = self.counted(monkeypatch, learner(n_epochs=3))
         assert all(len(reads) > 9 for reads in updates)
+
+
+def test_a_layer_that_is_unfrozen_later_is_clipped_and_checked_like_the_others(monkeypatch):
+    model = learner(optimizer_class="sgd", learning_rate=1.0, max_grad_norm=1e-6)
+    layer = model.policy.actor_network[0]
+    layer.requires_grad_(False)
+    learn(model)
+    layer.requires_grad_(True)
+    before = layer.weight.detach().clone()
+    learn(model)
+    assert 0 < (layer.weight - before).norm() < 1e-5

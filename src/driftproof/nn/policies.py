@@ -159,6 +159,10 @@ class DistributionalPolicy(BasePolicy):
             check_flag(name, flag)
         shared = self._shared_recurrence(shared_recurrence, shared_lstm, enable_critic_lstm)
         self.distribution = distribution_for(action_space, squash_output)
+        if shared and not share_features_extractor:
+            raise ValueError(
+                "shared_recurrence=True gives critics the actor's memory: share_features_extractor=False has no use"
+            )
         self.shared_recurrence = shared
         self.share_features_extractor = share_features_extractor
 
@@ -350,6 +354,12 @@ class DistributionalPolicy(BasePolicy):
         Returns:
             The actions, and the state for the next call: arrays ``[layers, B, units]``, ``None`` without memory.
         """
+        given: Any = observation
+        if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict):
+            raise ValueError(
+                "the observation is a tuple of observation and info, as Gymnasium's reset() returns it: "
+                "pass the first of the two"
+            )
         self.set_training_mode(False)
         tensors, vectorised = self.obs_to_tensor(observation)
         batch = _batch(tensors)
@@ -408,7 +418,7 @@ class DistributionalPolicy(BasePolicy):
         """As every module does it; one critic's state loads into twins, of which the second stays as it is."""
         if self.lacks_second_critic(state_dict):
             warnings.warn(
-                "the state has one critic and this policy two: the second keeps its initial weights", stacklevel=2
+                "the state has one critic and this policy two: the second keeps its own weights", stacklevel=2
             )
             second = {key: value for key, value in self.state_dict().items() if key.startswith("critics.1.")}
             state_dict = {**state_dict, **second}

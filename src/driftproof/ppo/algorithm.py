@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from gymnasium import Env
@@ -36,6 +37,7 @@ from driftproof.ppo.return_scale import ReturnScale
 from driftproof.ppo.rollout import Rollout, RolloutError
 from driftproof.ppo.settings import (
     Setting,
+    check_device,
     check_heads,
     check_mapping,
     check_policy,
@@ -122,6 +124,21 @@ class DistributionalPPO(BaseAlgorithm):
         name: getattr(policies, name)
         for name in (f"{kind}{core}Policy" for kind in ("Mlp", "Cnn", "MultiInput") for core in ("", "Lstm", "Gru"))
     }
+
+    _CHANGED_ON_LOAD: ClassVar[tuple[str, ...]] = (
+        *(
+            "learning_rate",
+            "gamma",
+            "gae_lambda",
+            "clip_range",
+            "clip_range_vf",
+            "ent_coef",
+            "vf_coef",
+            "max_grad_norm",
+        ),
+        *("target_kl", "n_epochs", "cvar_alpha", "n_steps", "batch_size", "sequence_length", "normalize_advantage"),
+        *("skip_limit", "stats_window_size", "tensorboard_log", "verbose", "seed", "policy_kwargs"),
+    )
 
     learning_rate = Setting()
     gamma = Setting()
@@ -247,7 +264,10 @@ class DistributionalPPO(BaseAlgorithm):
             chunk_length(self, self.n_envs)
 
     def _setup_model(self) -> None:
-        """Build networks, optimizer and controllers, once the spaces are known."""
+        """Build networks, optimizer and controllers, once the spaces are known. Called again, nothing happens."""
+        if "policy" in self.__dict__:
+            return
+        check_device(self)
         self.set_random_seed(self.seed)
         check_policy(self.policy_class, self.policy_kwargs)
         self.policy = self.policy_class(self.observation_space, self.action_space, **self.policy_kwargs)
@@ -347,8 +367,11 @@ class DistributionalPPO(BaseAlgorithm):
         self._rollout = None
 
     def reset_lstm_states_to_initial(self) -> None:
-        """Forget what is remembered of the running episodes."""
+        """Forget what is remembered of the running episodes, as if they began with the next step."""
         self._forget = True
+        if self._last_episode_starts is not None and self._last_obs is not None:
+            self.state = self.policy.initial_state(self.n_envs)
+            self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
 
     def learn(
         self: Self,
@@ -371,6 +394,8 @@ class DistributionalPPO(BaseAlgorithm):
         """
         if self.env is None:
             raise ValueError("there is no environment to learn from: call set_env(env) first")
+        if "policy" not in self.__dict__:
+            raise ValueError("there are no networks yet: call _setup_model() first")
         check_number("total_timesteps", total_timesteps, above=0)
         if log_interval is not None:
             check_count("log_interval", log_interval, at_least=1)
@@ -381,7 +406,7 @@ class DistributionalPPO(BaseAlgorithm):
         total_timesteps, callbacks = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
-        if self._rollout is None:
+        if self._rollout is None or self._rollout.shape != (self.n_steps, self.n_envs, chunk):
             self._rollout = Rollout(self.policy, self.n_steps, self.n_envs, chunk)
         callbacks.on_training_start(locals(), globals())
         iteration = 0
@@ -457,8 +482,14 @@ class DistributionalPPO(BaseAlgorithm):
             custom_objects: Instead of what the file has.
             print_system_info: Print it.
             force_reset: Begin with new episodes.
-            kwargs: Settings that are to be others than those in the file.
+            kwargs: Hyper-parameters that are to be others than those in the file.
         """
+        unknown = [name for name in kwargs if name not in cls._CHANGED_ON_LOAD]
+        if unknown:
+            raise TypeError(
+                f"load() cannot change {', '.join(unknown)}; it can change {', '.join(cls._CHANGED_ON_LOAD)}. Build an "
+                "agent with other settings, and give it the file: set_parameters(path, exact_match=False)"
+            )
         changed = {name: kwargs.pop(name) for name in list(kwargs) if isinstance(getattr(cls, name, None), Setting)}
         model = super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
         for name, value in changed.items():
@@ -478,9 +509,16 @@ class DistributionalPPO(BaseAlgorithm):
         }
         return {name: part for name, part in parts.items() if part is not None}
 
-    def get_parameters(self) -> dict[str, dict[str, Any]]:
-        """A copy of the state of every component, by name, which later training does not change."""
-        return copy_state(self.components())
+    def get_parameters(self, include_optimizer: bool = True) -> dict[str, dict[str, Any]]:
+        """A copy of the state of every component, by name, which later training does not change.
+
+        Args:
+            include_optimizer: Whether that of the optimizer too.
+        """
+        states = copy_state(self.components())
+        if not include_optimizer:
+            del states["policy.optimizer"]
+        return states
 
     def set_parameters(
         self,
@@ -500,8 +538,9 @@ class DistributionalPPO(BaseAlgorithm):
         if not isinstance(states, dict):
             _, states, _ = load_from_zip_file(states, device=device, load_data=False)
         load_state(self.policy, self.components(), states, exact_match)
-        # Values in force are those of the one owner, not what the state of an optimizer had.
         self.hyperparams.advance(self._current_progress_remaining)
+        if isinstance(self._take_step, GraphedStep):
+            self._take_step.forget()
 
     def _excluded_save_params(self) -> list[str]:
         built = [

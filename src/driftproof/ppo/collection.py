@@ -27,8 +27,10 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
     While the environments wait, cores remember and the actor acts. Predictions of returns follow chunk by chunk, and
     log-probabilities in the update, at once.
     """
+    callback.on_rollout_start()
     policy, distribution = agent.policy, agent.policy.distribution
     policy.set_training_mode(False)
+    # Weights must not change until the rollout ends.
     step_policy = policy.stepper()
     noise = distribution.noise(rollout.steps, rollout.envs, device=rollout.device)
     ends: list[tuple[int, npt.NDArray[np.int64], Tensor]] = []
@@ -36,7 +38,6 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
     for bootstrap in rollout.bootstraps:
         bootstrap.zero_()
 
-    callback.on_rollout_start()
     _check_observation(agent, agent._last_obs, 0)
     for step in range(rollout.steps):
         observation, starts = agent._last_obs, agent._last_episode_starts

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from torch.optim import Optimizer
+
 from driftproof.nn.policies import DistributionalPolicy
 from driftproof.optim import VarianceGradientScaler
 
@@ -59,12 +61,23 @@ def _load_all(
         if name not in states:
             continue
         state = states[name]
-        if widened and name == "policy.optimizer":
-            state = _with_more_parameters(state, len(list(policy.parameters())))
+        if isinstance(part, Optimizer):
+            if widened:
+                state = _with_more_parameters(state, len(list(policy.parameters())))
+            state = _with_settings_of(part, state)
         if widened and isinstance(part, VarianceGradientScaler):
             _load_in_part(part, policy, state)
         else:
             part.load_state_dict(state)
+
+
+def _with_settings_of(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state with the receiver's settings: numbers belong to ``hyperparams``, the rest to its device."""
+    groups = state["param_groups"]
+    if len(groups) != len(optimizer.param_groups):
+        return state  # which the optimizer refuses
+    own = [{**group, "params": given["params"]} for group, given in zip(optimizer.param_groups, groups, strict=True)]
+    return {**state, "param_groups": own}
 
 
 def _with_more_parameters(state: dict[str, Any], count: int) -> dict[str, Any]:

@@ -48,6 +48,10 @@ class GraphedStep:
         self._graph.replay()
         return self._facts.clone()
 
+    def forget(self) -> None:
+        """Capture again before the next step, because tensors that it works on were replaced."""
+        self._captured = None
+
     def _fill(self, c: Coefficients) -> None:
         assert self._coefficients is not None
         for ours, theirs in zip(self._coefficients, c, strict=True):

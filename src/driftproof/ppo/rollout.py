@@ -67,6 +67,7 @@ class Rollout:
 
     def __init__(self, policy: DistributionalPolicy, steps: int, envs: int, chunk: int) -> None:
         self.steps, self.envs, self.chunk = steps, envs, chunk
+        self.shape = (steps, envs, chunk)
         self.device = device = policy.device
         shape = (steps, envs)
         distribution = policy.distribution

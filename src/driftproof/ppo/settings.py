@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_LEARNING_RATE = 3e-4
 _LONGEST_DEFAULT_CHUNK = 32
+_SHORTEST_DEFAULT_CHUNK = 8
 
 _BOUNDS: dict[str, dict[str, float]] = {
     "learning_rate": {"at_least": 0},
@@ -236,6 +237,11 @@ def _check_combinations(agent: DistributionalPPO) -> None:
     if agent.vgs_kwargs and not agent.variance_gradient_scaling:
         raise ValueError("vgs_kwargs are given, but variance_gradient_scaling is off")
     check_keywords("vgs_kwargs", agent.vgs_kwargs, [VarianceGradientScaler], taken=("parameters",))
+    check_device(agent)
+
+
+def check_device(agent: DistributionalPPO) -> None:
+    """Refuse what only CUDA can do elsewhere."""
     for name in ("cuda_graph", "mixed_precision"):
         if getattr(agent, name) and agent.device.type != "cuda":
             raise ValueError(f"{name}=True needs device='cuda', not {agent.device.type!r}")
@@ -298,6 +304,11 @@ def chunk_length(agent: DistributionalPPO, envs: int) -> int:
         chunk = 1
     elif chunk is None:
         chunk = max(k for k in range(1, min(steps, _LONGEST_DEFAULT_CHUNK) + 1) if steps % k == 0)
+        if chunk < min(steps, _SHORTEST_DEFAULT_CHUNK):
+            raise ValueError(
+                f"n_steps={steps} can be cut into sequences of {chunk} at most, too short to learn a memory: use a "
+                f"multiple of {_LONGEST_DEFAULT_CHUNK}, or give sequence_length"
+            )
     if steps % chunk:
         raise ValueError(f"sequence_length={chunk} does not divide n_steps={steps}; use one of {_divisors(steps)}")
     samples = steps * envs

@@ -26,9 +26,9 @@ class Estimates(NamedTuple):
     """What the critics make of a rollout, in units of rewards ``[T, N]``.
 
     Attributes:
-        by_critic: The value that each of them sees.
+        by_critic: What each of them expects.
         values: The smallest of these.
-        advantages: Of the actions taken.
+        advantages: Of the actions taken, seen with caution where ``cvar_alpha`` asks for it.
         returns: λ-returns, which the critics learn.
     """
 
@@ -88,20 +88,32 @@ def advance_entropy(agent: DistributionalPPO) -> None:
 @torch.no_grad()
 def estimate(agent: DistributionalPPO, rollout: Rollout, valid: Tensor) -> Estimates:
     """Values, advantages and returns from what the critics predicted during the rollout."""
-    by_critic = _values(agent, rollout.predictions)
-    values = _smallest(by_critic)
-    ends = _smallest(_values(agent, rollout.bootstraps))
-    advantages, returns = gae(
-        _on_device(agent, rollout.rewards),
-        values,
-        _smallest(_values(agent, rollout.last_predictions)),
-        _on_device(agent, rollout.dones),
-        torch.where(_on_device(agent, rollout.truncated), ends, 0),
-        gamma=agent.hyperparams.current("gamma"),
-        gae_lambda=agent.hyperparams.current("gae_lambda"),
-        valid=valid,
+    rewards, dones, truncated = (
+        _on_device(agent, array) for array in (rollout.rewards, rollout.dones, rollout.truncated)
     )
-    return Estimates(by_critic, values, advantages, returns)
+
+    def estimates(alpha: float | None) -> Estimates:
+        by_critic = _values(agent, rollout.predictions, alpha)
+        values = _smallest(by_critic)
+        ends = _smallest(_values(agent, rollout.bootstraps, alpha))
+        advantages, returns = gae(
+            rewards,
+            values,
+            _smallest(_values(agent, rollout.last_predictions, alpha)),
+            dones,
+            torch.where(truncated, ends, 0),
+            gamma=agent.hyperparams.current("gamma"),
+            gae_lambda=agent.hyperparams.current("gae_lambda"),
+            valid=valid,
+        )
+        return Estimates(by_critic, values, advantages, returns)
+
+    expected = estimates(None)
+    if "cvar_alpha" not in agent.hyperparams:
+        return expected
+    # Caution is for acting. Critics that learned cautious returns would be more cautious with every step back.
+    cautious = estimates(agent.hyperparams.current("cvar_alpha"))
+    return expected._replace(advantages=cautious.advantages)
 
 
 def optimize(agent: DistributionalPPO, rollout: Rollout, advantages: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
@@ -167,13 +179,11 @@ def _check_skipped(agent: DistributionalPPO, finite: list[float], go_on: list[fl
         )
 
 
-def _values(agent: DistributionalPPO, predictions: tuple[Tensor, ...]) -> list[Tensor]:
-    """What each critic expects, in the agent's sense: the mean, or the mean of the worst."""
+def _values(agent: DistributionalPPO, predictions: tuple[Tensor, ...], alpha: float | None) -> list[Tensor]:
+    """What each critic expects: the mean, or the mean of the worst share ``alpha``."""
     pairs = zip(agent.policy.heads, predictions, strict=True)
-    if "cvar_alpha" in agent.hyperparams:
-        alpha = agent.hyperparams.current("cvar_alpha")
-        return [agent.return_scale.decode(head.cvar(prediction, alpha)) for head, prediction in pairs]
-    return [agent.return_scale.decode(head.mean(prediction)) for head, prediction in pairs]
+    means = [head.mean(p) if alpha is None else head.cvar(p, alpha) for head, p in pairs]
+    return [agent.return_scale.decode(value) for value in means]
 
 
 def _smallest(values: list[Tensor]) -> Tensor:

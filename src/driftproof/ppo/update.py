@@ -66,7 +66,6 @@ class OptimizerStep:
         self.names += [f"critic_loss_{i}" for i in critics] + [f"critic_norm_{i}" for i in critics]
         self.names += ["grad_norm", "finite", "go_on"]
         self._has_stepped = False
-        self._params = [p for p in policy.parameters() if p.requires_grad]
         self._present: list[Tensor] = []
         self._groups = torch.empty(0)
 
@@ -151,12 +150,12 @@ class OptimizerStep:
     def _tensors(self) -> list[Tensor]:
         """Everything that a step changes."""
         states = [t for s in self.optimizer.state.values() for t in s.values() if isinstance(t, Tensor)]
-        return [*self._params, *states, *([] if self.vgs is None else self.vgs.state_tensors())]
+        return [*self.policy.parameters(), *states, *([] if self.vgs is None else self.vgs.state_tensors())]
 
     def _gradient_norms(self) -> Tensor:
         """Norms of each critic's gradient, and of the whole."""
-        present: list[Tensor] = [p for p in self._params if p.grad is not None]
-        if len(present) != len(self._present):
+        present: list[Tensor] = [p for p in self.policy.parameters() if p.grad is not None]
+        if [id(p) for p in present] != [id(p) for p in self._present]:
             self._present, self._groups = present, self._membership(present)
         norms = torch.stack(torch._foreach_norm([p.grad for p in present if p.grad is not None]))
         return (norms.float().square() @ self._groups).sqrt()
