@@ -163,8 +163,6 @@ class DistributionalPolicy(BasePolicy):
             raise ValueError(
                 "shared_recurrence=True gives critics the actor's memory: share_features_extractor=False has no use"
             )
-        self.shared_recurrence = shared
-        self.share_features_extractor = share_features_extractor
 
         self.features_extractor = self.make_features_extractor()
         features = int(self.features_extractor.features_dim)  # Some give numbers of NumPy, which torch does not take.
@@ -305,7 +303,7 @@ class DistributionalPolicy(BasePolicy):
 
         first = observation if isinstance(observation, Tensor) else next(iter(observation.values()))
         shape = first.shape[:2]
-        flat = _map(observation, lambda part: part.flatten(0, 1))
+        flat = map_observation(observation, lambda part: part.flatten(0, 1))
         features, critic_features = (part.view(*shape, -1) for part in self._features(flat))
         memory = run(self.actor_core, features, state.actor)
         critic_memory = memory if self.critic_core is None else run(self.critic_core, critic_features, state.critic)
@@ -518,7 +516,8 @@ def _width(network: nn.Sequential, before: int) -> int:
     return widths[-1] if widths else before
 
 
-def _map(observation: Observation, function: Callable[[Tensor], Tensor]) -> Observation:
+def map_observation(observation: Observation, function: Callable[[Tensor], Tensor]) -> Observation:
+    """Apply a function to every part of an observation."""
     if isinstance(observation, dict):
         return {key: function(part) for key, part in observation.items()}
     return function(observation)

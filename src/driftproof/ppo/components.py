@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
+from driftproof._arguments import check_number
 from driftproof.nn.policies import DistributionalPolicy
 from driftproof.optim import VarianceGradientScaler
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class Stateful(Protocol):
@@ -19,6 +24,24 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+def finite_numbers(state_dict: Mapping[str, Any], keys: Iterable[str], besides: Iterable[str] = ()) -> dict[str, float]:
+    """The numbers of a state that has these keys, and others ``besides``, but none else.
+
+    Raises:
+        ValueError: A key is missing or unknown, or there is no single finite number under it.
+    """
+    keys = tuple(keys)
+    if wrong := set(state_dict) ^ {*keys, *besides}:
+        raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
+    numbers = {}
+    for key in keys:
+        value = state_dict[key]
+        number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        check_number(key, number, at_least=-_LARGEST, at_most=_LARGEST)
+        numbers[key] = float(number)
+    return numbers
 
 
 def copy_state(components: Mapping[str, Stateful]) -> dict[str, dict[str, Any]]:

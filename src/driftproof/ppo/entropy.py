@@ -44,8 +44,7 @@ class EntropySchedule:
     ) -> None:
         check_number("minimum", minimum, at_least=0)
         check_option("start", start, get_args(DecayStart))
-        check_count("plateau_patience", plateau_patience)
-        check_number("plateau_patience", plateau_patience, at_least=1)
+        check_count("plateau_patience", plateau_patience, at_least=1)
         check_number("plateau_tolerance", plateau_tolerance, at_least=0)
         check_number("boost_factor", boost_factor, at_least=1)
         check_number("boost_below", boost_below, at_most=1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from driftproof._arguments import check_count, check_number, check_option
-from driftproof.ppo.return_scale import finite_numbers
+from driftproof.ppo.components import finite_numbers
 
 StopMode: TypeAlias = Literal["absolute", "consecutive", "fraction"]
 
@@ -61,8 +61,7 @@ class KLStop:
     ) -> None:
         check_option("mode", mode, get_args(StopMode))
         check_number("tolerance", tolerance, above=0)
-        check_count("patience", patience)
-        check_number("patience", patience, at_least=1)
+        check_count("patience", patience, at_least=1)
         check_number("fraction", fraction, at_least=0, below=1)
         self.mode: StopMode = mode
         self.tolerance = tolerance

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 from driftproof._arguments import check_flag, check_number
 from driftproof.nn.heads import Scale
 from driftproof.ppo.advantages import masked_moments
+from driftproof.ppo.components import finite_numbers
 
 _LEAST_SPREAD = 1e-6
-_LARGEST = torch.finfo(torch.float32).max
 
 
 class ReturnScale:
@@ -152,21 +152,3 @@ class ReturnScale:
             "snapshot_mean": self._snapshot_mean,
             "snapshot_std": self._snapshot_std,
         }
-
-
-def finite_numbers(state_dict: Mapping[str, Any], keys: Iterable[str], besides: Iterable[str] = ()) -> dict[str, float]:
-    """The numbers of a state that has these keys, and others ``besides``, but none else.
-
-    Raises:
-        ValueError: A key is missing or unknown, or there is no single finite number under it.
-    """
-    keys = tuple(keys)
-    if wrong := set(state_dict) ^ {*keys, *besides}:
-        raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
-    numbers = {}
-    for key in keys:
-        value = state_dict[key]
-        number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-        check_number(key, number, at_least=-_LARGEST, at_most=_LARGEST)
-        numbers[key] = float(number)
-    return numbers

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from driftproof.nn.policies import DistributionalPolicy, Observation, PolicyState
+from driftproof.nn.policies import DistributionalPolicy, Observation, PolicyState, map_observation
 from driftproof.nn.segments import Segments
 
 HostObservation: TypeAlias = "npt.NDArray[Any] | dict[str, npt.NDArray[Any]]"
@@ -67,7 +67,6 @@ class Rollout:
 
     def __init__(self, policy: DistributionalPolicy, steps: int, envs: int, chunk: int) -> None:
         self.steps, self.envs, self.chunk = steps, envs, chunk
-        self.shape = (steps, envs, chunk)
         self.device = device = policy.device
         shape = (steps, envs)
         distribution = policy.distribution
@@ -87,6 +86,11 @@ class Rollout:
         self.dones = np.zeros(shape, dtype=bool)
         self.truncated = np.zeros(shape, dtype=bool)
         self.valid = np.ones(shape, dtype=bool)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Steps, environments, and steps of a chunk."""
+        return self.steps, self.envs, self.chunk
 
     def _state_room(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """``[chunks, layers, N, units]`` for each part."""
@@ -161,13 +165,6 @@ class Rollout:
 
 def _pick(index: Tensor, part: Tensor) -> Tensor:
     return part.index_select(1, index)
-
-
-def map_observation(observation: Observation, function: Callable[[Tensor], Tensor]) -> Observation:
-    """Apply a function to every part of an observation."""
-    if isinstance(observation, dict):
-        return {key: function(part) for key, part in observation.items()}
-    return function(observation)
 
 
 def check_observation(observation: HostObservation, step: int) -> None:
