@@ -16,8 +16,17 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from driftproof.ppo import DistributionalPPO
 from driftproof.ppo.update import OptimizerStep
 
-SMALL = {"lstm_hidden_size": 6, "net_arch": [5], "num_quantiles": 4}
-"""``policy_kwargs`` of networks that take no time."""
+
+def small_networks(policy, changes=None, units=6, width=5, quantiles=4):
+    """``policy_kwargs`` of networks that take no time, with these changes."""
+    changes = changes or {}
+    networks = {"net_arch": [width]}
+    name = getattr(policy, "__name__", policy)
+    if changes.get("core", "none" if name in ("MlpPolicy", "CnnPolicy", "MultiInputPolicy") else "lstm") != "none":
+        networks["lstm_hidden_size"] = units
+    if changes.get("value_head", "quantile") == "quantile":
+        networks["num_quantiles"] = quantiles
+    return networks | changes
 
 
 class Scripted(gymnasium.Env):
@@ -109,7 +118,7 @@ def agent(env, policy="MlpPolicy", **arguments):
         "device": "cpu",
         **arguments,
     }
-    kwargs["policy_kwargs"] = {**SMALL, **kwargs.get("policy_kwargs", {})}
+    kwargs["policy_kwargs"] = small_networks(policy, kwargs.get("policy_kwargs"))
     kwargs.setdefault("batch_size", kwargs["n_steps"] * env.num_envs)
     model = DistributionalPPO(policy, env, **kwargs)
     with torch.no_grad():

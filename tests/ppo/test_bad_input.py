@@ -13,6 +13,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFram
 from driftproof.nn.policies import MlpLstmPolicy
 from driftproof.ppo import DistributionalPPO, RolloutError
 
+from .scripted import small_networks
+
 FLAT = spaces.Box(-1, 1, (3,), np.float32)
 TWO = spaces.Discrete(2)
 
@@ -69,8 +71,7 @@ def broken(wrong, value=np.nan, at=4, index=1, number=3, kind=DummyVecEnv, **kwa
 
 def small(env, policy="MlpLstmPolicy", **kwargs):
     kwargs = {"n_steps": 8, "batch_size": 8, "n_epochs": 1, "seed": 0, "device": "cpu", **kwargs}
-    networks = {"net_arch": [8], "lstm_hidden_size": 8, "num_quantiles": 4}
-    networks.update(kwargs.pop("policy_kwargs", {}))
+    networks = small_networks(policy, kwargs.pop("policy_kwargs", {}), units=8, width=8)
     return DistributionalPPO(policy, env, policy_kwargs=networks, **kwargs)
 
 
@@ -304,6 +305,10 @@ WRONG = [(name, value) for group in (NUMBERS, COUNTS, FLAGS, OPTIONS) for name i
 NEEDED = {
     "value_clip_mode": {"clip_range_vf": 0.2},
     "kl_stop": {"target_kl": 0.01},
+    "kl_stop_patience": {"target_kl": 0.01, "kl_stop": "consecutive"},
+    "kl_stop_fraction": {"target_kl": 0.01, "kl_stop": "fraction"},
+    "ent_plateau_patience": {"ent_coef_start": "plateau", "ent_coef_final": 0.0},
+    "ent_boost_below": {"ent_boost_factor": 2},
     "ent_boost_cap": {"ent_boost_factor": 2},
 }
 
@@ -437,7 +442,21 @@ def test_what_is_no_environment_is_refused(env):
         ({"ent_coef": 0.001, "ent_coef_min": 0.01}, "ent_coef 0.001 is below ent_coef_min 0.01"),
         ({"ent_coef": 0.1, "ent_coef_min": 0.01, "ent_coef_final": 0.001}, "Invalid ent_coef_final: 0.001.*>= 0.01"),
         ({"ent_coef_start": "plateau"}, 'ent_coef_start="plateau".*give ent_coef_final'),
-        ({"ent_boost_cap": 0.1}, "ent_boost_cap=0.1 caps a boost: give an ent_boost_factor"),
+        ({"ent_boost_cap": 0.1}, "ent_boost_cap=0.1 is for a boost: give an ent_boost_factor"),
+        ({"ent_boost_below": 0.1}, "ent_boost_below=0.1 is for a boost: give an ent_boost_factor"),
+        ({"ent_plateau_patience": 5}, 'ent_plateau_patience=5 waits for a plateau: give ent_coef_start="plateau"'),
+        ({"target_kl": 0.01, "kl_stop": None}, "target_kl=0.01 has no use with kl_stop=None and without kl_penalty"),
+        ({"target_kl": 0.01, "kl_stop_patience": 3}, 'kl_stop_patience=3 is for kl_stop="consecutive", not .absolute.'),
+        ({"target_kl": 0.01, "kl_stop_fraction": 0.2}, 'kl_stop_fraction=0.2 is for kl_stop="fraction"'),
+        ({"policy_kwargs": {"num_atoms": 11}}, "'num_atoms', which is for value_head='categorical', not 'quantile'"),
+        (
+            {"policy_kwargs": {"value_head": "categorical", "huber_kappa": 1.0}},
+            "'huber_kappa', which is for value_head='quantile', not 'categorical'",
+        ),
+        (
+            {"policy_kwargs": {"core": "none", "lstm_hidden_size": 8}},
+            "'lstm_hidden_size', which is for policies with memory",
+        ),
         ({"cuda_graph": True}, "cuda_graph=True needs device='cuda', not 'cpu'"),
         ({"mixed_precision": True}, "mixed_precision=True needs device='cuda', not 'cpu'"),
         (

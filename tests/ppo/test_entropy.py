@@ -11,11 +11,17 @@ from hypothesis import strategies as st
 from driftproof.ppo.entropy import EntropySchedule
 
 
+def update(schedule, base, progress, explained_variance, mean_return):
+    """The coefficient of an update that follows a rollout with this explained variance."""
+    schedule.explained_variance = explained_variance
+    return schedule.update(base, progress, mean_return)
+
+
 def run(schedule, returns, base=1.0, updates=None, explained_variance=1.0, first=0):
     """The coefficients of training in which update ``i`` of ``updates`` has the mean return ``returns[i]``."""
     updates = updates or len(returns)
     return [
-        schedule.update(base, 1 - (first + i) / updates, explained_variance, mean_return)
+        update(schedule, base, 1 - (first + i) / updates, explained_variance, mean_return)
         for i, mean_return in enumerate(returns)
     ]
 
@@ -23,97 +29,97 @@ def run(schedule, returns, base=1.0, updates=None, explained_variance=1.0, first
 class TestDecay:
     @given(base=st.floats(0, 1), final=st.floats(0, 1), progress=st.floats(0, 1))
     def test_is_linear_from_base_to_final(self, base, final, progress):
-        coefficient = EntropySchedule(final).update(base, progress, 1.0, None)
+        coefficient = update(EntropySchedule(final), base, progress, 1.0, None)
         assert coefficient == pytest.approx(final + (base - final) * progress)
 
     @given(base=st.floats(0, 1), final=st.floats(0, 1))
     def test_begins_and_ends_exactly(self, base, final):
         schedule = EntropySchedule(final)
-        assert schedule.update(base, 1.0, 1.0, None) == base
-        assert schedule.update(base, 0.0, 1.0, None) == final
+        assert update(schedule, base, 1.0, 1.0, None) == base
+        assert update(schedule, base, 0.0, 1.0, None) == final
 
     def test_without_a_final_coefficient_it_is_constant(self):
         schedule = EntropySchedule()
-        assert [schedule.update(0.3, progress, 1.0, None) for progress in (1.0, 0.4, 0.0)] == [0.3] * 3
+        assert [update(schedule, 0.3, progress, 1.0, None) for progress in (1.0, 0.4, 0.0)] == [0.3] * 3
 
     def test_progress_outside_of_its_range_counts_as_its_end(self):
         schedule = EntropySchedule(0.1)
-        assert schedule.update(1.0, -0.02, 1.0, None) == 0.1
-        assert schedule.update(1.0, 1.5, 1.0, None) == 1.0
+        assert update(schedule, 1.0, -0.02, 1.0, None) == 0.1
+        assert update(schedule, 1.0, 1.5, 1.0, None) == 1.0
 
     def test_a_base_that_changes_is_followed(self):
         schedule = EntropySchedule(0.0)
-        assert schedule.update(0.2, 0.5, 1.0, None) == pytest.approx(0.1)
-        assert schedule.update(0.4, 0.5, 1.0, None) == pytest.approx(0.2)
+        assert update(schedule, 0.2, 0.5, 1.0, None) == pytest.approx(0.1)
+        assert update(schedule, 0.4, 0.5, 1.0, None) == pytest.approx(0.2)
 
     def test_minimum(self):
-        schedule = EntropySchedule(0.2, minimum=0.2)
-        assert schedule.update(1.0, 0.0, 1.0, None) == 0.2
-        assert schedule.update(0.1, 1.0, 1.0, None) == 0.2
+        schedule = EntropySchedule(0.2, ent_coef_min=0.2)
+        assert update(schedule, 1.0, 0.0, 1.0, None) == 0.2
+        assert update(schedule, 0.1, 1.0, 1.0, None) == 0.2
 
 
 class TestPlateau:
     def test_decay_begins_when_the_return_stops_improving_and_ends_at_final(self):
         # Improves until update 4, whose progress is 0.6; three updates later, at 0.3, that is a plateau.
-        schedule = EntropySchedule(0.0, start="plateau", plateau_patience=3)
+        schedule = EntropySchedule(0.0, ent_coef_start="plateau", ent_plateau_patience=3)
         coefficients = run(schedule, [1, 2, 3, 4, 5, 5, 5, 5, 5, 5], base=0.6)
         assert coefficients == pytest.approx([0.6] * 8 + [0.4, 0.2])
-        assert schedule.update(0.6, 0.0, 1.0, None) == 0
+        assert update(schedule, 0.6, 0.0, 1.0, None) == 0
 
     def test_no_decay_while_it_improves(self):
-        schedule = EntropySchedule(0.0, start="plateau", plateau_patience=1)
+        schedule = EntropySchedule(0.0, ent_coef_start="plateau", ent_plateau_patience=1)
         assert run(schedule, [1.1**i for i in range(50)]) == [1.0] * 50
 
     def test_improvement_is_relative_and_adds_up(self):
         # Steps of 0.4 % do not count one by one, but every third makes 1 %.
         slow = [100 * 1.004**i for i in range(30)]
-        assert run(EntropySchedule(0.0, start="plateau", plateau_patience=3), slow)[-1] == 1
-        assert run(EntropySchedule(0.0, start="plateau", plateau_patience=2), slow)[-1] < 1
+        assert run(EntropySchedule(0.0, ent_coef_start="plateau", ent_plateau_patience=3), slow)[-1] == 1
+        assert run(EntropySchedule(0.0, ent_coef_start="plateau", ent_plateau_patience=2), slow)[-1] < 1
 
     def test_negative_returns_improve_upwards(self):
         rising = [-100 * 0.9**i for i in range(30)]
-        assert run(EntropySchedule(0.0, start="plateau", plateau_patience=2), rising)[-1] == 1
-        assert run(EntropySchedule(0.0, start="plateau", plateau_patience=2), rising[::-1])[-1] < 1
-        assert run(EntropySchedule(0.0, start="plateau", plateau_patience=2), [-100.0] * 30)[-1] < 1
+        assert run(EntropySchedule(0.0, ent_coef_start="plateau", ent_plateau_patience=2), rising)[-1] == 1
+        assert run(EntropySchedule(0.0, ent_coef_start="plateau", ent_plateau_patience=2), rising[::-1])[-1] < 1
+        assert run(EntropySchedule(0.0, ent_coef_start="plateau", ent_plateau_patience=2), [-100.0] * 30)[-1] < 1
 
     @pytest.mark.parametrize("missing", [None, math.nan])
     def test_updates_without_a_finished_episode_do_not_count(self, missing):
-        schedule = EntropySchedule(0.0, start="plateau", plateau_patience=2)
+        schedule = EntropySchedule(0.0, ent_coef_start="plateau", ent_plateau_patience=2)
         assert run(schedule, [missing] * 5 + [1.0] + [missing] * 5 + [1.0] + [missing] * 5)[-1] == 1
         assert run(schedule, [1.0, 1.0])[-1] < 1
 
     def test_a_later_improvement_does_not_end_the_decay(self):
-        schedule = EntropySchedule(0.0, start="plateau", plateau_patience=1)
+        schedule = EntropySchedule(0.0, ent_coef_start="plateau", ent_plateau_patience=1)
         coefficients = run(schedule, [1, 1, 50, 100, 200])
         assert coefficients == sorted(coefficients, reverse=True)
         assert coefficients[-1] == pytest.approx(0.2 / 0.8)
 
     def test_prolonged_training_does_not_exceed_the_base(self):
-        schedule = EntropySchedule(0.0, start="plateau", plateau_patience=1)
+        schedule = EntropySchedule(0.0, ent_coef_start="plateau", ent_plateau_patience=1)
         run(schedule, [1.0, 1.0])
-        assert schedule.update(1.0, 0.9, 1.0, 1.0) == 1.0
+        assert update(schedule, 1.0, 0.9, 1.0, 1.0) == 1.0
 
     def test_a_plateau_at_the_very_end(self):
-        schedule = EntropySchedule(0.1, start="plateau", plateau_patience=1)
-        schedule.update(1.0, 1.0, 1.0, 5.0)
-        assert schedule.update(1.0, 0.0, 1.0, 5.0) == 0.1
+        schedule = EntropySchedule(0.1, ent_coef_start="plateau", ent_plateau_patience=1)
+        update(schedule, 1.0, 1.0, 1.0, 5.0)
+        assert update(schedule, 1.0, 0.0, 1.0, 5.0) == 0.1
 
 
 class TestBoost:
     def test_acts_while_the_explained_variance_is_bad(self):
-        schedule = EntropySchedule(boost_factor=2.0, boost_below=0.1)
+        schedule = EntropySchedule(ent_boost_factor=2.0, ent_boost_below=0.1)
         given = (-1.0, 0.09, 0.1, 1.0, math.nan)
-        assert [schedule.update(0.3, 1.0, ev, None) for ev in given] == [0.6, 0.6, 0.3, 0.3, 0.3]
+        assert [update(schedule, 0.3, 1.0, ev, None) for ev in given] == [0.6, 0.6, 0.3, 0.3, 0.3]
 
     def test_is_capped_and_never_lowers(self):
-        schedule = EntropySchedule(0.0, boost_factor=3.0, boost_below=0.1, boost_cap=0.5)
+        schedule = EntropySchedule(0.0, ent_boost_factor=3.0, ent_boost_below=0.1, ent_boost_cap=0.5)
         progress = (1.0, 0.4, 0.3, 0.1)
-        assert [schedule.update(1.0, p, 0.0, None) for p in progress] == pytest.approx([1.0, 0.5, 0.5, 0.3])
+        assert [update(schedule, 1.0, p, 0.0, None) for p in progress] == pytest.approx([1.0, 0.5, 0.5, 0.3])
 
     def test_acts_on_the_clamped_coefficient(self):
-        schedule = EntropySchedule(0.1, minimum=0.1, boost_factor=2.0, boost_below=0.1)
-        assert schedule.update(1.0, 0.0, 0.0, None) == pytest.approx(0.2)
-        assert schedule.update(0.05, 1.0, 0.0, None) == pytest.approx(0.2)
+        schedule = EntropySchedule(0.1, ent_coef_min=0.1, ent_boost_factor=2.0, ent_boost_below=0.1)
+        assert update(schedule, 1.0, 0.0, 0.0, None) == pytest.approx(0.2)
+        assert update(schedule, 0.05, 1.0, 0.0, None) == pytest.approx(0.2)
 
     @given(
         base=st.floats(0, 1),
@@ -124,10 +130,10 @@ class TestBoost:
         factor=st.floats(1.01, 5),
     )
     def test_stays_within_all_bounds(self, base, progress, explained_variance, minimum, cap, factor):
-        arguments = {"final": 0.2, "minimum": minimum}
-        boosted = EntropySchedule(**arguments, boost_factor=factor, boost_below=0.0, boost_cap=cap)
-        plain = EntropySchedule(**arguments).update(base, progress, explained_variance, None)
-        coefficient = boosted.update(base, progress, explained_variance, None)
+        arguments = {"ent_coef_final": 0.2, "ent_coef_min": minimum}
+        boosted = EntropySchedule(**arguments, ent_boost_factor=factor, ent_boost_below=0.0, ent_boost_cap=cap)
+        plain = update(EntropySchedule(**arguments), base, progress, explained_variance, None)
+        coefficient = update(boosted, base, progress, explained_variance, None)
         assert max(plain, minimum) <= coefficient <= max(plain, min(cap, factor * plain))
 
 
@@ -135,7 +141,7 @@ class TestState:
     def test_a_loaded_schedule_goes_on_like_the_saved_one(self):
         returns = [1.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0]
         for cut in range(len(returns)):
-            schedule, other = (EntropySchedule(0.0, start="plateau", plateau_patience=3) for _ in range(2))
+            schedule, other = (EntropySchedule(0.0, ent_coef_start="plateau", ent_plateau_patience=3) for _ in range(2))
             run(schedule, returns[:cut], updates=10)
             other.load_state_dict(schedule.state_dict())
             rest = returns[cut:]
@@ -143,10 +149,16 @@ class TestState:
             assert run(other, rest, updates=10, first=cut) == expected
             assert expected[-1] < 1
 
+    def test_a_boost_that_is_due_comes_after_loading(self):
+        schedule, other = (EntropySchedule(ent_boost_factor=2.0) for _ in range(2))
+        schedule.explained_variance = -0.5
+        other.load_state_dict(schedule.state_dict())
+        assert other.update(0.1, 1.0, None) == 0.2
+
     def test_what_was_saved_elsewhere_does_not_keep_an_immediate_decay_from_beginning(self):
         schedule = EntropySchedule(0.0)
-        schedule.load_state_dict(EntropySchedule(0.0, start="plateau").state_dict())
-        assert schedule.update(1.0, 0.5, 1.0, None) == 0.5
+        schedule.load_state_dict(EntropySchedule(0.0, ent_coef_start="plateau").state_dict())
+        assert update(schedule, 1.0, 0.5, 1.0, None) == 0.5
 
     @pytest.mark.parametrize(
         ("key", "value"),
@@ -158,18 +170,19 @@ class TestState:
             ("stale_updates", -1),
             ("stale_updates", None),
             ("stale_updates", 1.5),
+            ("explained_variance", None),
             ("unknown", 1),
         ],
     )
     def test_a_bad_entry_is_named_and_nothing_is_loaded(self, key, value):
-        donor, schedule = (EntropySchedule(0.0, start="plateau", plateau_patience=2) for _ in range(2))
+        donor, schedule = (EntropySchedule(0.0, ent_coef_start="plateau", ent_plateau_patience=2) for _ in range(2))
         run(donor, [1.0, 1.0, 1.0])
         before = schedule.state_dict()
         with pytest.raises(ValueError, match=key):
             schedule.load_state_dict({**donor.state_dict(), key: value})
         assert schedule.state_dict() == before
 
-    @pytest.mark.parametrize("key", ["plateau", "best_return", "stale_updates"])
+    @pytest.mark.parametrize("key", ["plateau", "best_return", "stale_updates", "explained_variance"])
     def test_a_missing_entry_is_named(self, key):
         state = EntropySchedule().state_dict()
         del state[key]
@@ -180,18 +193,20 @@ class TestState:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"final": 0.1, "minimum": 0.2}, "final"),
-        ({"final": -0.1}, "final"),
-        ({"minimum": -0.1}, "minimum"),
-        ({"start": "later"}, "start"),
-        ({"start": "plateau"}, "final"),
-        ({"plateau_patience": 0}, "plateau_patience"),
-        ({"plateau_patience": 1.5}, "plateau_patience"),
+        ({"ent_coef_final": 0.1, "ent_coef_min": 0.2}, "ent_coef_final"),
+        ({"ent_coef_final": -0.1}, "ent_coef_final"),
+        ({"ent_coef_min": -0.1}, "ent_coef_min"),
+        ({"ent_coef_start": "later"}, "ent_coef_start"),
+        ({"ent_coef_start": "plateau"}, "ent_coef_final"),
+        ({"ent_plateau_patience": 0}, "ent_plateau_patience"),
+        ({"ent_plateau_patience": 1.5}, "ent_plateau_patience"),
         ({"plateau_tolerance": -1}, "plateau_tolerance"),
-        ({"boost_factor": 0.5}, "boost_factor"),
-        ({"boost_below": 1.5}, "boost_below"),
-        ({"boost_factor": 2.0, "minimum": 0.2, "boost_cap": 0.1}, "boost_cap"),
-        ({"boost_cap": 0.1}, "boost_factor"),
+        ({"ent_boost_factor": 0.5}, "ent_boost_factor"),
+        ({"ent_boost_below": 1.5}, "ent_boost_below"),
+        ({"ent_boost_factor": 2.0, "ent_coef_min": 0.2, "ent_boost_cap": 0.1}, "ent_boost_cap"),
+        ({"ent_boost_cap": 0.1}, "ent_boost_factor"),
+        ({"ent_boost_below": 0.1}, "ent_boost_factor"),
+        ({"ent_plateau_patience": 5}, "ent_coef_start"),
     ],
 )
 def test_contradictions_are_refused(arguments, message):
@@ -200,7 +215,7 @@ def test_contradictions_are_refused(arguments, message):
 
 
 def test_a_base_below_the_minimum_is_refused():
-    schedule = EntropySchedule(minimum=0.1)
+    schedule = EntropySchedule(ent_coef_min=0.1)
     schedule.check(0.1)
     with pytest.raises(ValueError, match=r"ent_coef 0\.01 is below ent_coef_min 0\.1"):
         schedule.check(0.01)

@@ -14,6 +14,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD
 from driftproof.ppo import DistributionalPPO
 
+from .scripted import small_networks
+
 
 class Coin(gymnasium.Env):
     """Pays for one of two actions."""
@@ -40,7 +42,7 @@ UPDATE = 8
 
 def small(policy="MlpPolicy", **kwargs):
     kwargs = {"n_steps": 4, "batch_size": 4, "n_epochs": 2, "seed": 0, "device": "cpu", **kwargs}
-    networks = {"net_arch": [4], "lstm_hidden_size": 4, "num_quantiles": 2, **kwargs.pop("policy_kwargs", {})}
+    networks = small_networks(policy, kwargs.pop("policy_kwargs", {}), units=4, width=4, quantiles=2)
     return DistributionalPPO(policy, DummyVecEnv([Coin] * 2), policy_kwargs=networks, **kwargs)
 
 
@@ -190,7 +192,7 @@ def test_what_cannot_change_says_why(name, reason):
         ("ent_coef", 0.005),
         ("optimizer.sigma", -1),
         ("optimizer.beta1", 1),
-        ("optimizer.eps", 0),
+        ("optimizer.eps", -1),
         ("vgs.alpha", -1),
         ("vgs.min_scaling_factor", 0),
         ("vgs.warmup_steps", 2.5),
@@ -317,6 +319,27 @@ def test_attributes_and_names_are_one():
     assert learning_rates(model) == [0.25]
     with pytest.raises(ValueError, match="Invalid gamma: 2"):
         model.gamma = 2
+
+
+def test_a_schedule_may_be_set_while_training():
+    model = small(learning_rate=1e-2).learn(UPDATE)
+    model.learning_rate = lambda progress: 1e-3 * progress
+    model.learn(4 * UPDATE)
+    assert model.hyperparams["learning_rate"] == 1e-3
+    assert learning_rates(model) == pytest.approx([0.0], abs=1e-12)
+    model.learning_rate = lambda progress: 2e-3
+    assert learning_rates(model) == [2e-3]
+    with pytest.raises(ValueError, match="learning_rate"):
+        model.learning_rate = lambda progress: -1.0
+    assert learning_rates(model) == [2e-3]
+
+
+def test_pairs_of_the_optimizer_can_change():
+    model = small(optimizer_class="adamw", optimizer_kwargs={"betas": (0.8, 0.9)})
+    assert (model.hyperparams["optimizer.beta1"], model.hyperparams["optimizer.beta2"]) == (0.8, 0.9)
+    model.hyperparams["optimizer.beta2"] = 0.99
+    model.learn(UPDATE)
+    assert model.policy.optimizer.param_groups[0]["betas"] == (0.8, 0.99)
 
 
 def test_attributes_set_before_the_networks_exist_count():

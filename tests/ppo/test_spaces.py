@@ -10,6 +10,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 
 from driftproof.ppo import DistributionalPPO
 
+from .scripted import small_networks
+
 CORES = ["", "Lstm", "Gru"]
 
 ACTIONS = {
@@ -70,7 +72,7 @@ class Chance(gymnasium.Env):
 
 def learned(policy, observation_space, action_space, envs=2, **networks):
     env = DummyVecEnv([lambda i=i: Chance(observation_space, action_space, i) for i in range(envs)])
-    networks = {"net_arch": [8], "lstm_hidden_size": 8, "num_quantiles": 4, **networks}
+    networks = small_networks(policy, networks, units=8, width=8)
     model = DistributionalPPO(
         policy, env, n_steps=8, batch_size=8, n_epochs=1, seed=0, device="cpu", policy_kwargs=networks
     )

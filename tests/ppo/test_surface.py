@@ -34,6 +34,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from driftproof.ppo import DistributionalPPO
 
+from .scripted import small_networks
+
 RECURRENT = ["MlpLstmPolicy", "MlpGruPolicy"]
 POLICIES = ["MlpPolicy", *RECURRENT]
 
@@ -71,7 +73,7 @@ def cart_poles(number=2, **kwargs):
 
 def small(env, policy="MlpLstmPolicy", **kwargs):
     kwargs = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "seed": 0, "device": "cpu", **kwargs}
-    networks = {"net_arch": [8], "lstm_hidden_size": 8, "num_quantiles": 4, **kwargs.pop("policy_kwargs", {})}
+    networks = small_networks(policy, kwargs.pop("policy_kwargs", {}), units=8, width=8)
     return DistributionalPPO(policy, env, policy_kwargs=networks, **kwargs)
 
 

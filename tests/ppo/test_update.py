@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
 from driftproof.ppo import RolloutError, TrainingError
@@ -311,7 +312,7 @@ class TestEntropy:
     def test_the_boost_ends_when_they_do(self):
         model = learner(ent_coef=0.1, ent_boost_factor=3.0, ent_boost_below=0.5)
         learn(model)
-        model._explained_variance = 0.9
+        model.entropy.explained_variance = 0.9
         assert learn(model)[0]["train/ent_coef"] == pytest.approx(0.1)
 
 
@@ -361,7 +362,9 @@ class TestStop:
         assert len(spy.facts) == (18 if undo else expected + 1)
         assert [facts["go_on"] for facts in spy.facts] == [1] * expected + [0] * (len(spy.facts) - expected)
 
-    @pytest.mark.parametrize("arguments", [{"target_kl": 1e3}, {"target_kl": 1e-4, "kl_stop": None}, {}])
+    @pytest.mark.parametrize(
+        "arguments", [{"target_kl": 1e3}, {"target_kl": 1e-4, "kl_stop": None, "kl_penalty": True}, {}]
+    )
     def test_there_is_none_without_a_reason(self, arguments):
         (log,) = learn(learner(n_epochs=4, learning_rate=0.01, **arguments))
         assert log["kl/stopped"] == 0
@@ -565,9 +568,9 @@ class TestPenalty:
                 assert facts["loss"] == pytest.approx(facts["policy_loss"] + 0.5 * value + 0.5 * facts["kl"], abs=1e-5)
 
     def test_holds_the_policy_back(self):
-        arguments = {"n_epochs": 8, "learning_rate": 0.02, "target_kl": 0.01, "kl_stop": None}
+        arguments = {"n_epochs": 8, "learning_rate": 0.02}
         (free,) = learn(learner(**arguments))
-        (held,) = learn(learner(kl_penalty={"init_coef": 5.0}, **arguments))
+        (held,) = learn(learner(kl_penalty={"init_coef": 5.0}, target_kl=0.01, kl_stop=None, **arguments))
         assert held["train/approx_kl"] < free["train/approx_kl"] / 2
 
     def test_its_coefficient_follows_the_divergence(self, monkeypatch):
@@ -627,6 +630,38 @@ class TestNotFinite:
         assert all(math.isfinite(value) for value in log.values())
         losses = [facts["loss"] for i, facts in enumerate(spy.facts) if i != 4]
         assert log["train/loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+
+    @pytest.mark.parametrize("undo", [False, True])
+    def test_leaves_running_statistics_of_layers_as_they_were(self, monkeypatch, undo):
+        class Normalising(FlattenExtractor):
+            def __init__(self, observation_space):
+                super().__init__(observation_space)
+                self.norm = torch.nn.BatchNorm1d(self.features_dim)
+
+            def forward(self, observations):
+                return self.norm(super().forward(observations))
+
+        model = learner(policy_kwargs={"features_extractor_class": Normalising}, n_epochs=1)
+        model._step.undo = undo
+        norm = model.policy.features_extractor.norm
+        seen = []
+        finish = model._step._finish
+
+        def spoiled(loss, facts, go_on, c):
+            return finish(loss * (math.nan if len(seen) == 1 else 1.0), facts, go_on, c)
+
+        step = model._step
+
+        def taking(batch, c):
+            result = step(batch, c)
+            seen.append(norm.num_batches_tracked.item())
+            return result
+
+        monkeypatch.setattr(step, "_finish", spoiled)
+        model._take_step = taking
+        model.learn(model.n_steps * model.n_envs)
+        assert seen == [1, 1, 2]
+        assert norm.running_mean.isfinite().all()
 
     @pytest.mark.parametrize("undo", [False, True], ids=["host", "device"])
     def test_too_many_in_a_row_end_training(self, monkeypatch, undo):

@@ -91,16 +91,16 @@ class DistributionalPPO(BaseAlgorithm):
         cvar_alpha: Advantages from the mean of the worst share ``alpha`` of predicted returns; ``None``: of all.
         kl_stop: How ``target_kl`` ends an update: at the first minibatch 1.5 times beyond it (``"absolute"``), after
             some in a row (``"consecutive"``), at some share of them (``"fraction"``), or not at all (``None``).
-        kl_stop_patience: For ``"consecutive"``.
-        kl_stop_fraction: For ``"fraction"``.
+        kl_stop_patience: For ``"consecutive"``; ``None``: 3.
+        kl_stop_fraction: For ``"fraction"``; ``None``: 0.25.
         kl_penalty: Add the KL divergence to the loss, with a coefficient that is controlled to reach ``target_kl``;
             a mapping: arguments of :class:`driftproof.ppo.kl.KLPenalty`.
         ent_coef_final: Decay ``ent_coef`` linearly to this; ``None``: constant.
         ent_coef_min: Lower bound, before and after a boost.
         ent_coef_start: When the decay starts: ``"immediately"`` or on a ``"plateau"`` of returns.
-        ent_plateau_patience: Updates without better returns that make a plateau.
+        ent_plateau_patience: Updates without better returns that make a plateau; ``None``: 10.
         ent_boost_factor: Multiplies ``ent_coef`` while the explained variance is bad; 1: never.
-        ent_boost_below: Explained variance that counts as bad.
+        ent_boost_below: Explained variance that counts as bad; ``None``: 0.
         ent_boost_cap: The most that a boost leads to.
         return_scale_decay: Memory of the running scale of returns, per update.
         skip_limit: Minibatches in a row with a loss or gradient that is not finite, until training stops.
@@ -178,15 +178,15 @@ class DistributionalPPO(BaseAlgorithm):
         value_clip_mode: ClipMode | None = None,
         cvar_alpha: float | None = None,
         kl_stop: StopMode | None = "absolute",
-        kl_stop_patience: int = 3,
-        kl_stop_fraction: float = 0.25,
+        kl_stop_patience: int | None = None,
+        kl_stop_fraction: float | None = None,
         kl_penalty: bool | Mapping[str, float] = False,
         ent_coef_final: float | None = None,
         ent_coef_min: float = 0.0,
         ent_coef_start: DecayStart = "immediately",
-        ent_plateau_patience: int = 10,
+        ent_plateau_patience: int | None = None,
         ent_boost_factor: float = 1.0,
-        ent_boost_below: float = 0.0,
+        ent_boost_below: float | None = None,
         ent_boost_cap: float | None = None,
         return_scale_decay: float = 0.9,
         skip_limit: int = 10,
@@ -237,19 +237,18 @@ class DistributionalPPO(BaseAlgorithm):
         self.kl_stop_patience = kl_stop_patience
         self.kl_stop_fraction = kl_stop_fraction
         self.entropy_kwargs: dict[str, Any] = {
-            "final": ent_coef_final,
-            "minimum": ent_coef_min,
-            "start": ent_coef_start,
-            "plateau_patience": ent_plateau_patience,
-            "boost_factor": ent_boost_factor,
-            "boost_below": ent_boost_below,
-            "boost_cap": ent_boost_cap,
+            "ent_coef_final": ent_coef_final,
+            "ent_coef_min": ent_coef_min,
+            "ent_coef_start": ent_coef_start,
+            "ent_plateau_patience": ent_plateau_patience,
+            "ent_boost_factor": ent_boost_factor,
+            "ent_boost_below": ent_boost_below,
+            "ent_boost_cap": ent_boost_cap,
         }
         self.return_scale_decay = return_scale_decay
         self.skip_limit = skip_limit
         self.cuda_graph = cuda_graph
         self.mixed_precision = mixed_precision
-        self._explained_variance = 1.0
         self._skipped_in_a_row = 0
         check_settings(self)
         # Searches give numbers of NumPy, which torch and Python's generator do not take.
@@ -291,8 +290,8 @@ class DistributionalPPO(BaseAlgorithm):
         self.kl_stop = KLStop(
             target if self.kl_stop_mode is not None else None,
             self.kl_stop_mode or "absolute",
-            patience=self.kl_stop_patience,
-            fraction=self.kl_stop_fraction,
+            patience=3 if self.kl_stop_patience is None else self.kl_stop_patience,
+            fraction=0.25 if self.kl_stop_fraction is None else self.kl_stop_fraction,
             device=self.device,
         )
         self.kl_penalty: KLPenalty | None = None

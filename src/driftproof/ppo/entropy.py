@@ -10,60 +10,74 @@ from driftproof._arguments import check_count, check_number, check_option
 
 DecayStart: TypeAlias = Literal["immediately", "plateau"]
 
+_PATIENCE = 10
+
 
 class EntropySchedule:
     """Decays the entropy coefficient linearly, and boosts it while the critic explains little.
 
-    Called once per update, with plain numbers. The coefficient goes from its base to ``final`` as the remaining
-    progress goes to 0 and is kept at ``minimum`` or above; while the explained variance is below ``boost_below`` it is
-    multiplied by ``boost_factor``, up to ``boost_cap``. A cap does not lower a coefficient that is above it without a
-    boost.
+    Called once per update, with plain numbers. The coefficient goes from its base to ``ent_coef_final`` as the
+    remaining progress goes to 0 and is kept at ``ent_coef_min`` or above; while the explained variance is below
+    ``ent_boost_below`` it is multiplied by ``ent_boost_factor``, up to ``ent_boost_cap``. A cap does not lower a
+    coefficient that is above it without a boost.
 
     Args:
-        final: Coefficient at the end of training; ``None``: stays at the base.
-        minimum: Least coefficient.
-        start: When the decay begins: ``"immediately"``, or on a ``"plateau"`` of the mean return, from wherever
-            training is by then.
-        plateau_patience: Updates without improvement that make a plateau. Larger: later, and less easily fooled.
+        ent_coef_final: Coefficient at the end of training; ``None``: stays at the base.
+        ent_coef_min: Least coefficient.
+        ent_coef_start: When the decay begins: ``"immediately"``, or on a ``"plateau"`` of the mean return, from
+            wherever training is by then.
+        ent_plateau_patience: Updates without improvement that make a plateau. Larger: later, and less easily fooled.
+            ``None``: 10.
+        ent_boost_factor: Factor while the explained variance is bad, at least 1; 1: no boost.
+        ent_boost_below: Explained variance that is bad; ``None``: 0.
+        ent_boost_cap: Largest coefficient that a boost leads to; ``None``: any.
         plateau_tolerance: Relative improvement of the mean return that counts as one.
-        boost_factor: Factor while the explained variance is bad, at least 1; 1: no boost.
-        boost_below: Explained variance that is bad.
-        boost_cap: Largest coefficient that a boost leads to; ``None``: any.
     """
+
+    explained_variance: float
+    """Of the critic in the last rollout, which decides about a boost in the next update."""
 
     def __init__(
         self,
-        final: float | None = None,
-        minimum: float = 0.0,
-        start: DecayStart = "immediately",
-        plateau_patience: int = 10,
+        ent_coef_final: float | None = None,
+        ent_coef_min: float = 0.0,
+        ent_coef_start: DecayStart = "immediately",
+        ent_plateau_patience: int | None = None,
+        ent_boost_factor: float = 1.0,
+        ent_boost_below: float | None = None,
+        ent_boost_cap: float | None = None,
         plateau_tolerance: float = 0.01,
-        boost_factor: float = 1.0,
-        boost_below: float = 0.0,
-        boost_cap: float | None = None,
     ) -> None:
-        check_number("minimum", minimum, at_least=0)
-        check_option("start", start, get_args(DecayStart))
-        check_count("plateau_patience", plateau_patience, at_least=1)
+        check_number("ent_coef_min", ent_coef_min, at_least=0)
+        check_option("ent_coef_start", ent_coef_start, get_args(DecayStart))
+        check_number("ent_boost_factor", ent_boost_factor, at_least=1)
         check_number("plateau_tolerance", plateau_tolerance, at_least=0)
-        check_number("boost_factor", boost_factor, at_least=1)
-        check_number("boost_below", boost_below, at_most=1)
-        if final is not None:
-            check_number("final", final, at_least=minimum)
-        elif start == "plateau":
-            raise ValueError('start="plateau" is the start of a decay: give final, the coefficient that it leads to')
-        if boost_cap is not None:
-            check_number("boost_cap", boost_cap, at_least=minimum)
-            if boost_factor == 1:
-                raise ValueError(f"boost_cap={boost_cap!r} caps a boost: give a boost_factor above 1")
-        self.final = final
-        self.minimum = minimum
-        self.start: DecayStart = start
-        self.plateau_patience = plateau_patience
+        if ent_coef_final is not None:
+            check_number("ent_coef_final", ent_coef_final, at_least=ent_coef_min)
+        elif ent_coef_start == "plateau":
+            raise ValueError('ent_coef_start="plateau" is the start of a decay: give ent_coef_final, where it leads to')
+        if ent_plateau_patience is not None:
+            check_count("ent_plateau_patience", ent_plateau_patience, at_least=1)
+            if ent_coef_start != "plateau":
+                raise ValueError(
+                    f'ent_plateau_patience={ent_plateau_patience} waits for a plateau: give ent_coef_start="plateau"'
+                )
+        if ent_boost_below is not None:
+            check_number("ent_boost_below", ent_boost_below, at_most=1)
+        if ent_boost_cap is not None:
+            check_number("ent_boost_cap", ent_boost_cap, at_least=ent_coef_min)
+        for name, given in {"ent_boost_below": ent_boost_below, "ent_boost_cap": ent_boost_cap}.items():
+            if given is not None and ent_boost_factor == 1:
+                raise ValueError(f"{name}={given!r} is for a boost: give an ent_boost_factor above 1")
+        self.final = ent_coef_final
+        self.minimum = ent_coef_min
+        self.start: DecayStart = ent_coef_start
+        self.plateau_patience = _PATIENCE if ent_plateau_patience is None else ent_plateau_patience
         self.plateau_tolerance = plateau_tolerance
-        self.boost_factor = boost_factor
-        self.boost_below = boost_below
-        self.boost_cap = boost_cap
+        self.boost_factor = ent_boost_factor
+        self.boost_below = 0.0 if ent_boost_below is None else ent_boost_below
+        self.boost_cap = ent_boost_cap
+        self.explained_variance = 1.0
         self._plateau: float | None = None  # the progress that remained when it was found
         self._best_return: float | None = None
         self._stale_updates = 0
@@ -77,28 +91,26 @@ class EntropySchedule:
                 "raise the one or lower the other"
             )
 
-    def update(
-        self, base: float, progress_remaining: float, explained_variance: float, mean_return: float | None
-    ) -> float:
+    def update(self, base: float, progress_remaining: float, mean_return: float | None) -> float:
         """The coefficient of this update.
 
         Args:
             base: The coefficient to start from.
             progress_remaining: From 1 at the beginning of training to 0 at its end.
-            explained_variance: Of the critic, in the last rollout that is known.
             mean_return: Of recent episodes; ``None`` or NaN if none has ended yet.
         """
         progress = min(max(progress_remaining, 0.0), 1.0)
         if self.start == "plateau" and mean_return is not None and math.isfinite(mean_return):
             self._watch(progress, mean_return)
         coefficient = max(self._decayed(base, progress), self.minimum)
-        if explained_variance < self.boost_below:
+        if self.explained_variance < self.boost_below:
             coefficient = self._boosted(coefficient)
         return coefficient
 
     def state_dict(self) -> dict[str, Any]:
         """The plateau, if one was found, and what tells whether there is one. Settings are not part of it."""
         return {
+            "explained_variance": self.explained_variance,
             "plateau": self._plateau,
             "best_return": self._best_return,
             "stale_updates": self._stale_updates,
@@ -118,6 +130,9 @@ class EntropySchedule:
         if best_return is not None:
             check_number("best_return", best_return)
         check_count("stale_updates", state_dict["stale_updates"])
+        if not isinstance(state_dict["explained_variance"], float):
+            raise ValueError(f"explained_variance must be a number, not {state_dict['explained_variance']!r}")
+        self.explained_variance = state_dict["explained_variance"]
         self._plateau, self._best_return = plateau, best_return
         self._stale_updates = state_dict["stale_updates"]
 

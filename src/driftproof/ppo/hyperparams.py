@@ -79,6 +79,14 @@ class Hyperparameters(MutableMapping[str, float]):
         """Put a current value in force until the next :meth:`advance`, for controllers; the base stays."""
         self._entry(name).current = value
 
+    def set_schedule(self, name: str, schedule: Schedule) -> None:
+        """Follow another schedule from now on: the value in force is what the function says."""
+        entry = self._entry(name)
+        base, factor = base_and_schedule(name, schedule)
+        self.check(name, base)
+        entry.schedule = factor
+        self[name] = base
+
     def check(self, name: str, value: Any) -> None:
         """Raise the error that setting this would raise."""
         entry = self._entry(name)

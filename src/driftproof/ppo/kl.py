@@ -112,26 +112,7 @@ class KLStop:
 
     def state_tensors(self) -> list[Tensor]:
         """The flags themselves."""
-        return list(self._tensors().values())
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """A copy of the flags of this update. Settings, the target among them, are not part of it."""
-        return {name: tensor.clone() for name, tensor in self._tensors().items()}
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue as the saved one would have. Waits for the device that the state is on.
-
-        Raises:
-            ValueError: The state does not fit; nothing has changed.
-        """
-        tensors = self._tensors()
-        numbers = finite_numbers(state_dict, tensors)
-        check_number("go_on", numbers["go_on"], at_least=0, at_most=1)
-        check_number("count", numbers["count"], at_least=0)
-        check_number("limit", numbers["limit"], at_least=1)
-        for name, tensor in tensors.items():
-            tensor.fill_(numbers[name])
+        return [self._go_on, self._count, self._limit]
 
     def _most_above(self, total: int) -> int:
         """How many minibatches above, in a row or in all, are still fine."""
@@ -141,9 +122,6 @@ class KLStop:
             return self.patience - 1
         # 0.29 * 100 is a little less than 29.
         return math.floor(self.fraction * total + 1e-9)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {"go_on": self._go_on, "count": self._count, "limit": self._limit}
 
 
 class KLPenalty:

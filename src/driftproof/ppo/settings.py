@@ -20,7 +20,7 @@ from driftproof._arguments import check_count, check_flag, check_number, check_o
 from driftproof.nn.heads import CLIP_MODES, QuantileHead
 from driftproof.nn.policies import DistributionalPolicy
 from driftproof.optim import VarianceGradientScaler
-from driftproof.ppo.entropy import DecayStart, EntropySchedule
+from driftproof.ppo.entropy import EntropySchedule
 from driftproof.ppo.hyperparams import Hyperparameter, Hyperparameters, Schedule, base_and_schedule
 from driftproof.ppo.kl import KLPenalty, StopMode
 from driftproof.ppo.optimizers import optimizer_class
@@ -54,24 +54,25 @@ _VGS_BOUNDS: dict[str, dict[str, float]] = {
 }
 _OPTIMIZER_BOUNDS: dict[str, dict[str, float]] = {
     **{key: {"at_least": 0, "below": 1} for key in ("beta1", "beta2", "beta_utility", "noise_beta", "momentum")},
-    **{key: {"above": 0} for key in ("eps", "temperature")},
-}
-_OTHER_BOUNDS: dict[str, dict[str, float]] = {
-    "kl_stop_fraction": {"at_least": 0, "below": 1},
-    "return_scale_decay": {"at_least": 0, "below": 1},
+    "temperature": {"above": 0},
 }
 _COUNTS = (
     "n_steps",
     "batch_size",
     "n_epochs",
     "sequence_length",
-    "kl_stop_patience",
     "skip_limit",
     "stats_window_size",
 )
 _FLAGS = ("normalize_advantage", "variance_gradient_scaling", "cuda_graph", "mixed_precision")
 _OPTIONAL = ("clip_range_vf", "target_kl", "cvar_alpha")
-_SCHEDULED = ("learning_rate", "clip_range", "clip_range_vf")
+SCHEDULED = ("learning_rate", "clip_range", "clip_range_vf")
+
+_HEAD_ARGUMENTS = {
+    **dict.fromkeys(("num_quantiles", "huber_kappa"), "quantile"),
+    **dict.fromkeys(("num_atoms", "v_min", "v_max"), "categorical"),
+}
+_MEMORY_ARGUMENTS = ("lstm_hidden_size", "n_lstm_layers", "shared_recurrence", "shared_lstm", "enable_critic_lstm")
 
 _BUILT_IN = "it is built into the networks"
 _SHAPE = "it is the shape of rollouts and minibatches"
@@ -116,10 +117,12 @@ class Setting:
 
     def __set__(self, agent: Any, value: Any) -> None:
         owned = agent.__dict__.get("hyperparams")
-        if owned is not None:
-            owned[self.name] = value
-        else:
+        if owned is None:
             agent.__dict__.setdefault("_initial", {})[self.name] = value
+        elif callable(value) and self.name in SCHEDULED:
+            owned.set_schedule(self.name, value)
+        else:
+            owned[self.name] = value
 
 
 def check_mapping(name: str, value: Any) -> dict[str, Any]:
@@ -183,11 +186,10 @@ def check_settings(agent: DistributionalPPO) -> None:
         value = initial[name]
         if value is None and name in _OPTIONAL:
             continue
-        if callable(value) and name in _SCHEDULED:
+        if callable(value) and name in SCHEDULED:
             value, _ = base_and_schedule(name, value)
         check_number(name, value, **bounds)
-    for name, bounds in _OTHER_BOUNDS.items():
-        check_number(name, getattr(agent, name), **bounds)
+    check_number("return_scale_decay", agent.return_scale_decay, at_least=0, below=1)
     for name in _COUNTS:
         count = agent._stats_window_size if name == "stats_window_size" else getattr(agent, name)
         if count is not None or name != "sequence_length":
@@ -199,45 +201,42 @@ def check_settings(agent: DistributionalPPO) -> None:
     if not isinstance(agent.tensorboard_log, str | os.PathLike | None):
         raise TypeError(f"tensorboard_log must be a path, not {agent.tensorboard_log!r}")
     optimizer_class(agent.optimizer_class)
-    _check_entropy(agent.entropy_kwargs)
     _check_combinations(agent)
     EntropySchedule(**agent.entropy_kwargs).check(initial["ent_coef"])
 
 
-def _check_entropy(kwargs: Mapping[str, Any]) -> None:
-    """Arguments of the entropy schedule, by the names that the agent has for them."""
-    minimum, final, cap = kwargs["minimum"], kwargs["final"], kwargs["boost_cap"]
-    check_number("ent_coef_min", minimum, at_least=0)
-    check_option("ent_coef_start", kwargs["start"], get_args(DecayStart))
-    check_count("ent_plateau_patience", kwargs["plateau_patience"], at_least=1)
-    check_number("ent_boost_factor", kwargs["boost_factor"], at_least=1)
-    check_number("ent_boost_below", kwargs["boost_below"], at_most=1)
-    if final is not None:
-        check_number("ent_coef_final", final, at_least=minimum)
-    elif kwargs["start"] == "plateau":
-        raise ValueError('ent_coef_start="plateau" is the start of a decay: give ent_coef_final, where it leads to')
-    if cap is not None:
-        check_number("ent_boost_cap", cap, at_least=minimum)
-        if kwargs["boost_factor"] == 1:
-            raise ValueError(f"ent_boost_cap={cap!r} caps a boost: give an ent_boost_factor above 1")
-
-
 def _check_combinations(agent: DistributionalPPO) -> None:
     initial = agent._initial
-    if agent.kl_stop_mode is not None:
-        check_option("kl_stop", agent.kl_stop_mode, get_args(StopMode))
+    _check_stop(agent)
     if agent.value_clip_mode is not None:
         check_option("value_clip_mode", agent.value_clip_mode, CLIP_MODES)
         if initial["clip_range_vf"] is None:
             raise ValueError(f"value_clip_mode={agent.value_clip_mode!r} needs clip_range_vf, by how much to clip")
     if agent.kl_penalty_kwargs is not None and initial["target_kl"] is None:
         raise ValueError("kl_penalty needs target_kl, the KL divergence that it is to reach")
-    if agent.kl_stop_mode not in (None, "absolute") and initial["target_kl"] is None:
-        raise ValueError(f"kl_stop={agent.kl_stop_mode!r} needs target_kl, the KL divergence to stop at")
     if agent.vgs_kwargs and not agent.variance_gradient_scaling:
         raise ValueError("vgs_kwargs are given, but variance_gradient_scaling is off")
     check_keywords("vgs_kwargs", agent.vgs_kwargs, [VarianceGradientScaler], taken=("parameters",))
     check_device(agent)
+
+
+def _check_stop(agent: DistributionalPPO) -> None:
+    mode, target = agent.kl_stop_mode, agent._initial["target_kl"]
+    patience, fraction = agent.kl_stop_patience, agent.kl_stop_fraction
+    if mode is not None:
+        check_option("kl_stop", mode, get_args(StopMode))
+    if mode not in (None, "absolute") and target is None:
+        raise ValueError(f"kl_stop={mode!r} needs target_kl, the KL divergence to stop at")
+    if mode is None and target is not None and agent.kl_penalty_kwargs is None:
+        raise ValueError(f"target_kl={target!r} has no use with kl_stop=None and without kl_penalty: give one of them")
+    if patience is not None:
+        check_count("kl_stop_patience", patience, at_least=1)
+        if mode != "consecutive":
+            raise ValueError(f'kl_stop_patience={patience} is for kl_stop="consecutive", not {mode!r}')
+    if fraction is not None:
+        check_number("kl_stop_fraction", fraction, at_least=0, below=1)
+        if mode != "fraction":
+            raise ValueError(f'kl_stop_fraction={fraction} is for kl_stop="fraction", not {mode!r}')
 
 
 def check_device(agent: DistributionalPPO) -> None:
@@ -284,6 +283,15 @@ def check_policy(policy: Any, kwargs: Mapping[str, Any]) -> None:
     if not isinstance(policy, type) or not issubclass(policy, DistributionalPolicy):
         raise TypeError(f"policy must be a name or a subclass of DistributionalPolicy, not {policy!r}")
     check_keywords("policy_kwargs", kwargs, [policy, DistributionalPolicy], taken=("observation_space", "action_space"))
+    head = kwargs.get("value_head", "quantile")
+    for name, needed in _HEAD_ARGUMENTS.items():
+        if name in kwargs and head != needed:
+            raise ValueError(f"policy_kwargs has {name!r}, which is for value_head={needed!r}, not {head!r}")
+    for name in _MEMORY_ARGUMENTS:
+        if name in kwargs and kwargs.get("core", policy.default_core) == "none":
+            raise ValueError(
+                f"policy_kwargs has {name!r}, which is for policies with memory; {policy.__name__} has none"
+            )
 
 
 def check_heads(agent: DistributionalPPO) -> None:
@@ -339,6 +347,9 @@ def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:
         if key != "lr" and type(value) in (int, float):
             bounds = _OPTIMIZER_BOUNDS.get(key, {"at_least": 0})
             entries[f"optimizer.{key}"] = Hyperparameter(value, bounds, apply=partial(_set_group, optimizer, key))
+    for i, value in enumerate(optimizer.defaults.get("betas", ())):
+        bounds = _OPTIMIZER_BOUNDS["beta1"]
+        entries[f"optimizer.beta{i + 1}"] = Hyperparameter(value, bounds, apply=partial(_set_beta, optimizer, i))
     if vgs is not None:
         for key, bounds in _VGS_BOUNDS.items():
             entries[f"vgs.{key}"] = Hyperparameter(
@@ -358,6 +369,13 @@ def _set_group(optimizer: Optimizer, key: str, value: float) -> None:
             group[key].fill_(value)
         else:
             group[key] = value
+
+
+def _set_beta(optimizer: Optimizer, index: int, value: float) -> None:
+    for group in optimizer.param_groups:
+        betas = list(group["betas"])
+        betas[index] = value
+        group["betas"] = tuple(betas)
 
 
 def _set_target_kl(agent: DistributionalPPO, value: float) -> None:

@@ -81,7 +81,7 @@ def advance_entropy(agent: DistributionalPPO) -> None:
     episodes = agent.ep_info_buffer
     mean_return = safe_mean([episode["r"] for episode in episodes]) if episodes else None
     base, progress = agent.hyperparams["ent_coef"], agent._current_progress_remaining
-    value = agent.entropy.update(base, progress, agent._explained_variance, mean_return)
+    value = agent.entropy.update(base, progress, mean_return)
     agent.hyperparams.override("ent_coef", value)
 
 
@@ -153,7 +153,7 @@ def log(agent: DistributionalPPO, metrics: dict[str, Tensor], steps: Tensor) -> 
     flags = steps[:, -2:].float().flatten()
     flat = torch.cat([torch.stack([m.float() for m in metrics.values()]), flags]).tolist()
     numbers, flags_of_steps = dict(zip(metrics, flat, strict=False)), flat[len(metrics) :]
-    agent._explained_variance = numbers["train/explained_variance"]
+    agent.entropy.explained_variance = numbers["train/explained_variance"]
     for name, value in numbers.items():
         agent.logger.record(name, value)
     for name in ("learning_rate", "clip_range", "clip_range_vf", "ent_coef"):

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from driftproof.nn.heads import ClipMode
@@ -65,6 +65,9 @@ class OptimizerStep:
         critics = range(1, len(policy.critics) + 1)
         self.names += [f"critic_loss_{i}" for i in critics] + [f"critic_norm_{i}" for i in critics]
         self.names += ["grad_norm", "finite", "go_on"]
+        # What batch normalisation and the like change in the forward pass already.
+        normalisers = (m for m in policy.modules() if isinstance(m, nn.modules.batchnorm._NormBase))
+        self._statistics = [buffer for module in normalisers for buffer in module.buffers(recurse=False)]
         self._has_stepped = False
         self._present: list[Tensor] = []
         self._groups = torch.empty(0)
@@ -76,11 +79,16 @@ class OptimizerStep:
 
     def __call__(self, batch: Minibatch, c: Coefficients) -> Tensor:
         """Take the step; the numbers of :attr:`names` as a tensor."""
+        statistics = [(tensor, tensor.clone()) for tensor in self._statistics]
         loss, facts = self.losses(batch, c)
         go_on = self.stop.observe(facts[3])
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        return self._finish(loss.detach(), facts, go_on, c)
+        told = self._finish(loss.detach(), facts, go_on, c)
+        taken = (told[-2:] > 0).all()
+        for tensor, before in statistics:
+            tensor.copy_(torch.where(taken, tensor, before))
+        return told
 
     def losses(self, batch: Minibatch, c: Coefficients) -> tuple[Tensor, list[Tensor]]:
         """The loss, and numbers in the order of :attr:`names`."""
