@@ -82,15 +82,17 @@ class Group:
     def utility_runs(self) -> list[Tensor]:
         """The utilities as flat views in the same order, one for each stretch of neighbours in memory."""
         runs: list[tuple[Tensor, int]] = []
-        storage, stop = 0, 0
+        stop, limit = 0, 0
         for tensor in self.utilities:
-            start, length = int(tensor.storage_offset()), tensor.numel()
-            if runs and start == stop and tensor.untyped_storage().data_ptr() == storage:
+            start, length = tensor.data_ptr(), tensor.numel()
+            end = start + length * tensor.itemsize
+            if start == stop and end <= limit:
                 runs[-1] = (runs[-1][0], runs[-1][1] + length)
             else:
-                storage = tensor.untyped_storage().data_ptr()
+                storage = tensor.untyped_storage()
+                limit = storage.data_ptr() + storage.nbytes()
                 runs.append((tensor, length))
-            stop = start + length
+            stop = end
         return [first.as_strided((length,), (1,)) for first, length in runs]
 
     def __setattr__(self, name: str, value: object) -> None:

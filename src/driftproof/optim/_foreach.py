@@ -139,9 +139,11 @@ def move(group: Group, extremes: Extremes, noise: RawNoise | None, members: bool
         bucket = group.select(indices) if len(indices) < len(group.params) else group
         flat, directions = scratch.like("directions", bucket.params)
         stop = start + flat.numel()
-        _write_directions(bucket, flat, directions)
-        if noise is not None:
-            _add_noise(bucket, flat, directions, RawNoise(noise.flat[start:stop], noise.scale), members)
+        if noise is None:
+            _write_directions(bucket, flat, directions)
+        else:
+            part = RawNoise(noise.flat[start:stop], noise.scale)
+            _write_noisy_directions(bucket, flat, directions, part, members)
         _apply_gate(bucket, flat, extremes, members, scratch)
         _descend(bucket, directions)
         start = stop
@@ -162,15 +164,31 @@ def _buckets(params: list[Tensor]) -> Iterator[list[int]]:
 
 
 def _write_directions(group: Group, flat: Tensor, directions: list[Tensor]) -> None:
-    settings = group.settings
-    if settings.betas is None:
+    if group.settings.betas is None:
         torch.cat([g.flatten() for g in group.grads], out=flat)
         return
-    steps = group.steps
-    if flat.is_cuda and not settings.capturable:
-        steps = [torch.full((), steps[0].item(), dtype=torch.float32, device=flat.device)] * len(steps)
-    # Adam's fused kernel subtracts lr * direction from what it is given: zeros, with lr = -1, become the direction.
     flat.zero_()
+    _add_adam_directions(group, directions, group.settings.betas)
+
+
+def _write_noisy_directions(
+    group: Group, flat: Tensor, directions: list[Tensor], noise: RawNoise, members: bool
+) -> None:
+    settings = group.settings
+    if settings.adaptive_noise or isinstance(settings.sigma, Tensor) or settings.betas is None or not flat.is_cpu:
+        _write_directions(group, flat, directions)
+        _add_noise(group, flat, directions, noise, members)
+        return
+    # The noise first, in the place of zeros. As floats before it is scaled: torch is slow at mixing types.
+    flat.copy_(noise.flat).mul_(settings.sigma * noise.scale)
+    _add_adam_directions(group, directions, settings.betas)
+
+
+def _add_adam_directions(group: Group, directions: list[Tensor], betas: tuple[float, float]) -> None:
+    settings, steps, device = group.settings, group.steps, directions[0].device
+    if device.type == "cuda" and not settings.capturable:
+        steps = [torch.full((), steps[0].item(), dtype=torch.float32, device=device)] * len(steps)
+    # Adam's fused kernel subtracts lr * direction from what it is given, and lr = -1 adds it.
     torch._fused_adam_(
         directions,
         group.grads,
@@ -179,8 +197,8 @@ def _write_directions(group: Group, flat: Tensor, directions: list[Tensor]) -> N
         [],
         steps,
         lr=-1.0,
-        beta1=settings.betas[0],
-        beta2=settings.betas[1],
+        beta1=betas[0],
+        beta2=betas[1],
         weight_decay=0.0,
         eps=settings.eps,
         amsgrad=False,

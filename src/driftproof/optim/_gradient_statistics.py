@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import cached_property
@@ -18,6 +19,10 @@ _VECTORS = ("weight", "energy", "mean", "signal")
 _TOTALS = ("norms", "largest")
 _HUGE = 1e15
 """Gradients beyond count as an overflow: millions of their squares would not fit a float32."""
+
+_SMALL = 1 << 13
+"""On a CPU, tensors of up to so many elements cost by the operation, larger ones by the pass over memory."""
+_COLUMNS = 128
 
 
 class GradientStatistics:
@@ -45,6 +50,7 @@ class GradientStatistics:
             setattr(self, name, self._zeros(len(self.params)))
         # Per element, flat, for `elementwise` alone.
         self.moments = [_zero_moment(p) for p in self.params] if statistic == "elementwise" else []
+        self._pack_moments()
         # Of the whole gradient, again behind their sums of weights: norm and mean square; largest magnitude.
         self.norms = self._zeros(3)
         self.largest = self._zeros(2)
@@ -77,6 +83,9 @@ class GradientStatistics:
         present = [i for i, p in enumerate(self.params) if p.grad is not None and p.numel() > 0]
         if not present:
             return False
+        if self.on_host and self._small is not None and len(present) == len(self.params):
+            self._fold_packed(self._small, beta, extremes)
+            return True
         grads = [_flat(grad) for i in present if (grad := self.params[i].grad) is not None]
         if not self.on_host:
             grads = _finite(grads)
@@ -98,6 +107,41 @@ class GradientStatistics:
         if extremes:
             self.largest.lerp_(torch.stack([self._one, self._gather(_magnitudes(grads)).amax()]), 1 - beta)
         return True
+
+    def _fold_packed(self, small: _Rows, beta: float, extremes: bool) -> None:
+        """:meth:`fold` of all gradients on a host, element by element, the small ones at once."""
+        large = [_flat(grad) for i in self._large if (grad := self.params[i].grad) is not None]
+        norms, signals = self._fold_elements(large, [self.moments[i] for i in self._large], beta)
+        squares, signal = small.fold(self.params, beta)
+        for i, norm, square in zip(self._large, norms, signals, strict=True):
+            squares[i], signal[i] = norm, square
+        self.weight.lerp_(self._one, 1 - beta)
+        self.energy.lerp_(squares, 1 - beta)
+        self.signal.copy_(signal)
+        total = squares.sum().item()
+        self.norms.lerp_(_vector(1.0, math.sqrt(total), total / self._count), 1 - beta)
+        if extremes:
+            magnitude = self._gather(_magnitudes([small.gradients, *large])).amax().item()
+            self.largest.lerp_(_vector(1.0, magnitude), 1 - beta)
+
+    def _pack_moments(self) -> None:
+        """Keep the moments of small tensors in one place, where one operation reaches them all."""
+        moments = self.moments[: len(self.params)] if self.on_host else []
+        fits = [i for i, m in enumerate(moments) if m.dtype is torch.float32 and m.numel() <= _SMALL]
+        self._small = _Rows(self.params, fits) if len(fits) > 1 else None
+        self._large = [i for i in range(len(self.params)) if i not in set(fits)]
+        self._count = sum(p.numel() for p in self.params)
+        if self._small is not None:
+            for i, packed in zip(fits, self._small.moments, strict=True):
+                self.moments[i] = packed.copy_(self.moments[i])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Views would be written with all that lies around them.
+        return {**self.__dict__, "moments": [moment.clone() for moment in self.moments], "_small": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._pack_moments()
 
     def _fold_elements(
         self, grads: list[Tensor], moments: list[Tensor], beta: float
@@ -221,6 +265,42 @@ class GradientStatistics:
         return torch.tensor(counts, dtype=torch.float32, device="cpu").to(self.device, non_blocking=True)
 
 
+class _Rows:
+    """Small tensors in a matrix, each in rows of its own that are filled up with zeros: gradients, and their averages.
+
+    Args:
+        params: All parameters.
+        indices: Which of them are small.
+    """
+
+    def __init__(self, params: list[Tensor], indices: list[int]) -> None:
+        self.indices = indices
+        counts = [-(-params[i].numel() // _COLUMNS) for i in indices]
+        self._matrices = torch.zeros(2, sum(counts), _COLUMNS, dtype=torch.float32, device="cpu")
+        self.gradients, moments = self._matrices.flatten(1).unbind()
+        stops = [_COLUMNS * stop for stop in itertools.accumulate(counts)]
+        starts = [0, *stops[:-1]]
+        self.moments = [moments[start : start + params[i].numel()] for i, start in zip(indices, starts, strict=True)]
+        self._views = [
+            self.gradients[start : start + params[i].numel()].view(params[i].shape)
+            for i, start in zip(indices, starts, strict=True)
+        ]
+        self._average = moments
+        owners = [i for i, count in zip(indices, counts, strict=True) for _ in range(count)]
+        self._owners = torch.tensor(owners, device="cpu")
+
+    def fold(self, params: list[Tensor], beta: float) -> tuple[Tensor, Tensor]:
+        """Update the averages; squared norms of gradients and averages ``[parameters]``, zeros for large tensors."""
+        torch._foreach_copy_(self._views, [grad for i in self.indices if (grad := params[i].grad) is not None])
+        if not self.gradients.dot(self.gradients).item() < _HUGE**2:
+            self.gradients.copy_(_zero_where_huge(self.gradients))
+        self._average.lerp_(self.gradients, 1 - beta)
+        squares = torch.linalg.vector_norm(self._matrices, dim=2).square_()
+        totals = torch.zeros(2, len(params), dtype=torch.float32, device="cpu")
+        squares, signals = totals.index_add_(1, self._owners, squares).unbind()
+        return squares, signals
+
+
 def gradient_totals(grads: Sequence[Tensor], device: torch.device) -> dict[str, Tensor]:
     """Norm, mean, variance over elements and largest magnitude of one whole gradient; zeros if it is empty."""
     wide = [_flat(g) for g in grads if g.numel() > 0]
@@ -296,6 +376,10 @@ def _flat(grad: Tensor) -> Tensor:
     """A gradient as one row, in float32 or wider."""
     flat = grad if grad.dim() == 1 else grad.reshape(-1)
     return flat if flat.dtype.itemsize >= 4 else flat.float()
+
+
+def _vector(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device="cpu")
 
 
 def _zero_moment(param: Tensor) -> Tensor:

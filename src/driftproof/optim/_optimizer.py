@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -32,6 +33,25 @@ SHARED_DEFAULTS: dict[str, Any] = {
 """Options of every group, and the values that state dicts written before an option existed are read with."""
 
 
+class _Prepared(NamedTuple):
+    """A group as a step takes it. It is used again as long as parameters and state are the very same tensors."""
+
+    sources: list[Any]
+    addresses: list[int]
+    """Where the utilities are, for the group has views of them."""
+    group: Group
+
+    def fits(self, sources: list[Any], settings: Settings) -> bool:
+        """Whether the group would be the same again; on a device that is not for the host to say."""
+        return (
+            not (settings.capturable or self.group.settings.capturable)
+            and settings.averages_norms == self.group.settings.averages_norms
+            and len(sources) == len(self.sources)
+            and all(map(operator.is_, sources, self.sources))
+            and [u.data_ptr() for u in self.group.utilities] == self.addresses
+        )
+
+
 class UPGDBase(Optimizer):
     """A UPGD optimizer but for the constructor and the direction of its steps."""
 
@@ -42,6 +62,7 @@ class UPGDBase(Optimizer):
         defaults = {**SHARED_DEFAULTS, **defaults}
         _validate(defaults)
         self._scratch = Scratch()
+        self._prepared: dict[int, _Prepared] = {}
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -63,9 +84,10 @@ class UPGDBase(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            self._complete_state(group)
-        upgd_step([self._gather(group) for group in self.param_groups], scratch=self._scratch)
+        groups = [self._prepare(i, group) for i, group in enumerate(self.param_groups)]
+        upgd_step(groups, scratch=self._scratch)
+        for group in groups:
+            group.grads = []  # What is kept for the next step must not keep gradients alive.
         return loss
 
     @torch.no_grad()
@@ -141,6 +163,7 @@ class UPGDBase(Optimizer):
         super().__setstate__(state)
         self.state = defaultdict(dict, self.state)
         self._scratch = Scratch()
+        self._prepared = {}
         for name, value in SHARED_DEFAULTS.items():
             self.defaults.setdefault(name, value)
         for group in self.param_groups:
@@ -148,11 +171,27 @@ class UPGDBase(Optimizer):
                 group.setdefault(name, value)
         self._pack_utilities(list(self.state))
 
-    def _complete_state(self, group: dict[str, Any]) -> None:
-        """Create what the state of parameters with a gradient lacks; drop what the options no longer ask for."""
+    def _prepare(self, i: int, group: dict[str, Any]) -> Group:
+        """The tensors of those parameters that have a gradient, with complete state."""
         params = [p for p in group["params"] if p.grad is not None]
         if any(p.grad.layout != torch.strided for p in params):
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
+        settings = self._settings(group)
+        sources = [*params, *(entry for p in params for entry in self.state[p].values())]
+        known = self._prepared.get(i)
+        if known is None or not known.fits(sources, settings):
+            self._complete_state(group)
+            gathered = self._gather(group)
+            sources = [*params, *(entry for p in params for entry in self.state[p].values())]
+            self._prepared[i] = _Prepared(sources, [u.data_ptr() for u in gathered.utilities], gathered)
+            return gathered
+        known.group.settings = settings
+        known.group.grads = _gradients(known.group.params, group["maximize"])
+        return known.group
+
+    def _complete_state(self, group: dict[str, Any]) -> None:
+        """Create what the state of parameters with a gradient lacks; drop what the options no longer ask for."""
+        params = [p for p in group["params"] if p.grad is not None]
         if any(p.is_complex() for p in params):
             raise RuntimeError(f"{type(self).__name__} does not support complex parameters")
         settings = self._settings(group)
@@ -211,20 +250,19 @@ class UPGDBase(Optimizer):
 
     def _gather(self, group: dict[str, Any]) -> Group:
         """The tensors of those parameters that have a gradient and state."""
-        gathered = Group(self._settings(group))
-        for param in group["params"]:
-            if param.grad is None or param.numel() == 0 or not (state := self.state.get(param)):
-                continue
-            gathered.params.append(param)
-            gathered.grads.append(-param.grad if group["maximize"] else param.grad)
-            gathered.steps.append(state["step"])
-            gathered.utilities.append(state["avg_utility"])
-            if self._moment_keys is not None:
-                gathered.first_moments.append(state[self._moment_keys[0]])
-                gathered.second_moments.append(state[self._moment_keys[1]])
-            if gathered.settings.averages_norms:
-                gathered.norm_emas.append(state["grad_norm_ema"])
-        return gathered
+        settings, keys = self._settings(group), self._moment_keys
+        present = [p for p in group["params"] if p.grad is not None and p.numel() > 0 and self.state.get(p)]
+        states = [self.state[p] for p in present]
+        return Group(
+            settings,
+            params=present,
+            grads=_gradients(present, group["maximize"]),
+            utilities=[state["avg_utility"] for state in states],
+            steps=[state["step"] for state in states],
+            first_moments=[state[keys[0]] for state in states] if keys else [],
+            second_moments=[state[keys[1]] for state in states] if keys else [],
+            norm_emas=[state["grad_norm_ema"] for state in states] if settings.averages_norms else [],
+        )
 
     def _settings(self, group: dict[str, Any]) -> Settings:
         lr = group["lr"]
@@ -249,6 +287,10 @@ class UPGDBase(Optimizer):
     def _direction_settings(self, group: dict[str, Any]) -> dict[str, Any]:
         """The settings that say where a step goes: ``beta_utility``, and the moments of Adam-like directions."""
         raise NotImplementedError
+
+
+def _gradients(params: list[Tensor], maximize: bool) -> list[Any]:
+    return [-p.grad for p in params if p.grad is not None] if maximize else [p.grad for p in params]
 
 
 def _step_device(param: Tensor, capturable: bool) -> torch.device:

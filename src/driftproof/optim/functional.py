@@ -104,6 +104,13 @@ def _batches(group: Group) -> Iterator[_Batch]:
     """Cut a group into batches of one device, dtype, layout and, where the host may know it, step count."""
     settings = group.settings
     lists = [t for t in (group.params, group.grads, group.utilities, group.first_moments, group.second_moments) if t]
+    if (
+        settings.foreach
+        and _are_one_batch(lists)
+        and (settings.capturable or len({s.item() for s in group.steps}) == 1)
+    ):
+        yield _Batch(group, True, None)
+        return
     indices = defaultdict(list)
     for i, param in enumerate(group.params):
         fast = settings.foreach and param.device.type in _foreach.DEVICES and all(t[i].is_contiguous() for t in lists)
@@ -115,3 +122,11 @@ def _batches(group: Group) -> Iterator[_Batch]:
             yield _Batch(batch, fast, None)
         else:
             yield _Batch(batch.widened(), fast, batch.params)
+
+
+def _are_one_batch(lists: list[list[Tensor]]) -> bool:
+    """Whether all tensors are on a CPU, contiguous and of one dtype: the common case, at a fraction of the cost."""
+    if not lists:
+        return False
+    dtype = lists[0][0].dtype
+    return all(t.is_cpu and t.dtype is dtype and t.is_contiguous() for tensors in lists for t in tensors)

@@ -139,7 +139,10 @@ class VarianceGradientScaler:
             raise RuntimeError('apply_to="update" scales the steps of an optimizer: call attach(optimizer) first')
         if not self._fold():
             return self._factor.fill_(1).clone()
-        self._factor.copy_(self._factor_for(self._normalized_variance()))
+        if self._statistics.on_host:
+            self._factor.fill_(self._factor_on_host())
+        else:
+            self._factor.copy_(self._factor_for(self._normalized_variance()))
         self._history.index_copy_(0, self._recorded.remainder(_HISTORY).view(1), self._factor.view(1))
         self._recorded.add_(1)
         params = [p for p in self._statistics.params if p.grad is not None]
@@ -330,6 +333,15 @@ class VarianceGradientScaler:
     def _factor_for(self, variance: Tensor) -> Tensor:
         factor = (1 / (1 + self.alpha * variance.clamp_max(self.variance_cap))).clamp(self.min_scaling_factor, 1)
         return torch.where(self._step_count < self.warmup_steps, 1.0, factor)
+
+    def _factor_on_host(self) -> float:
+        """The same as a number: where nothing has to be waited for, arithmetic on single tensors is the costly way."""
+        if self.step_count < self.warmup_steps:
+            return 1.0
+        logs = [math.log1p(v) for v in self._statistics.variances(self.eps).tolist() if not math.isnan(v)]
+        variance = math.expm1(math.fsum(logs) / len(logs) / 2) if logs else 0.0
+        factor = 1 / (1 + self.alpha * min(variance, self.variance_cap))
+        return min(max(factor, self.min_scaling_factor), 1.0)
 
 
 def _gradients(params: Iterable[Tensor]) -> list[Tensor]:
