@@ -162,7 +162,9 @@ class OptimizerStep:
 
     def _gradient_norms(self) -> Tensor:
         """Norms of each critic's gradient, and of the whole."""
-        present: list[Tensor] = [p for p in self.policy.parameters() if p.grad is not None]
+        # Not from the policy: walking through its modules would take longer than the norms.
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        present: list[Tensor] = [p for p in params if p.grad is not None]
         if [id(p) for p in present] != [id(p) for p in self._present]:
             self._present, self._groups = present, self._membership(present)
         norms = torch.stack(torch._foreach_norm([p.grad for p in present if p.grad is not None]))
