@@ -1,0 +1,41 @@
+"""The state tree, and the files that hold it."""
+
+from driftproof.state.files import Checkpoint, CheckpointError, Inspection, inspect, read, write
+from driftproof.state.store import AsyncWriter, CheckpointStore
+from driftproof.state.tree import (
+    Difference,
+    Leaf,
+    Stateful,
+    compare,
+    copy_tree,
+    describe,
+    flatten,
+    merge,
+    select,
+    to_device,
+    unflatten,
+    without,
+)
+
+__all__ = [
+    "AsyncWriter",
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointStore",
+    "Difference",
+    "Inspection",
+    "Leaf",
+    "Stateful",
+    "compare",
+    "copy_tree",
+    "describe",
+    "flatten",
+    "inspect",
+    "merge",
+    "read",
+    "select",
+    "to_device",
+    "unflatten",
+    "without",
+    "write",
+]

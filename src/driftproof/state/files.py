@@ -1,0 +1,162 @@
+"""Checkpoint files: one tree in one zip, tensors as safetensors and the rest as JSON. Reading one runs nothing."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from driftproof._arguments import check_flag
+from driftproof.state import _container
+from driftproof.state._atomic import write_atomically
+from driftproof.state._codec import TENSOR_DTYPES, flatten
+from driftproof.state._container import Member
+from driftproof.state._inspection import Component, Inspection, inspect
+from driftproof.state._reader import FORMAT_VERSION, MANIFEST, STATE, CheckpointError, Reader, Source, excess
+from driftproof.state.tree import to_device
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Checkpoint",
+    "CheckpointError",
+    "Component",
+    "Inspection",
+    "Source",
+    "inspect",
+    "read",
+    "write",
+]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a file holds."""
+
+    tree: Any
+    config: dict[str, Any]
+    """What the writer gave."""
+    versions: dict[str, str]
+    """Of the libraries that wrote it."""
+    exact: bool
+    """Whether training can continue from it as if it had not been interrupted."""
+    created: str
+    """Time in UTC, ISO 8601."""
+    format_version: int
+
+
+def write(target: Source, tree: Any, *, config: Mapping[str, Any] | None = None, exact: bool = False) -> None:
+    """Write a tree to a file.
+
+    Args:
+        target: A path, which is replaced atomically, or a binary file to write to.
+        tree: Is not changed; tensors may be on any device.
+        config: Plain values to find in :attr:`Checkpoint.config`.
+        exact: Whether training can continue from it as if it had not been interrupted.
+
+    Raises:
+        TypeError: Something in ``tree`` or ``config`` has no place in a file.
+        ValueError: There are too many plain values.
+        OSError: The file cannot be written; an old one at that path is as it was.
+    """
+    check_flag("exact", exact)
+    tensors, plain = flatten(tree)
+    in_config, plain_config = flatten(dict(config or {}))
+    if in_config:
+        raise TypeError(f"config may hold plain values only, and not those at {', '.join(sorted(in_config))}")
+    header, data = _serialized(tensors)
+    state: list[bytes | memoryview] = [len(header).to_bytes(8, "little"), header, *data]
+    size, digest, crc = 0, hashlib.sha256(), 0
+    for part in state:
+        size += len(part)
+        digest.update(part)
+        crc = zlib.crc32(part, crc)
+    contents = {
+        "format": "driftproof",
+        "format_version": FORMAT_VERSION,
+        "versions": dict(_versions()),
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "exact": exact,
+        "config": plain_config,
+        "files": {STATE: {"bytes": size, "sha256": digest.hexdigest()}},
+        "state": plain,
+    }
+    manifest = json.dumps(contents, allow_nan=False).encode("ascii")
+    for text in (manifest, header):
+        if problem := excess(text):
+            raise ValueError(f"the tree is too large for a file: it has {problem}; put many numbers into one array")
+    members = [Member(MANIFEST, len(manifest), zlib.crc32(manifest)), Member(STATE, size, crc)]
+    parts: list[bytes | memoryview] = [_container.header(members[0]), manifest, _container.header(members[1]), *state]
+    parts.append(_container.directory(members))
+    if isinstance(target, str | os.PathLike):
+        write_atomically(target, parts)
+    else:
+        for part in parts:
+            target.write(part)
+
+
+def _serialized(tensors: dict[str, Tensor]) -> tuple[bytes, list[memoryview]]:
+    """The header of safetensors and the data behind it, which is not copied: `safetensors.torch.save` does it twice."""
+    if sys.byteorder != "little":
+        raise NotImplementedError("checkpoints are little-endian, and this machine is not")
+    entries, data, end = {}, [], 0
+    # Large items first, so that all are aligned.
+    for path, tensor in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
+        tensor = tensor.cpu().resolve_conj().resolve_neg().contiguous()
+        start, end = end, end + tensor.nbytes
+        entries[path] = {
+            "dtype": TENSOR_DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+        # Not reshape, which keeps odd strides of dimensions of one, and then refuses another view.
+        row = tensor.as_strided((tensor.numel(),), (1,))
+        data.append(row.view(torch.uint8).numpy().data)
+    header = json.dumps(entries).encode("ascii")
+    return header + b" " * (-len(header) % 8), data
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in ("driftproof", "torch", "numpy", "safetensors", "gymnasium", "stable-baselines3"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def read(source: Source, device: torch.device | str = "cpu") -> Checkpoint:
+    """Read a file. All of it is checked before anything is returned.
+
+    Args:
+        source: A path, or a binary file that is read from where it stands to its end.
+        device: Where the tensors go; arrays stay arrays.
+
+    Raises:
+        CheckpointError: It is not a checkpoint, is damaged, or is of a newer format.
+        FileNotFoundError: There is no such file.
+    """
+    with Reader(source) as reader:
+        manifest = reader.manifest()
+        tree = reader.tree(reader.state())
+    return Checkpoint(
+        tree=tree if torch.device(device).type == "cpu" else to_device(tree, device),
+        config=manifest.config,
+        versions=manifest.versions,
+        exact=manifest.exact,
+        created=manifest.created,
+        format_version=manifest.format_version,
+    )

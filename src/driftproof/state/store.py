@@ -1,0 +1,302 @@
+"""A folder of checkpoints: the newest ones, which is the latest and which the best; and writing in the background."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from driftproof._arguments import check_count, check_option
+from driftproof.state._atomic import remove_abandoned, write_atomically
+from driftproof.state.files import Checkpoint, CheckpointError, read, write
+from driftproof.state.tree import copy_tree, flatten
+
+_NAME = re.compile(r"checkpoint_(\d{12,})\.zip")
+_MAX_POINTER_BYTES = 4096
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Pointer:
+    """What ``latest`` and ``best`` hold."""
+
+    file: str
+    step: int
+    score: float | None = None
+
+
+class CheckpointStore:
+    """Checkpoints of one run in one folder, ``checkpoint_000000001024.zip`` and so on.
+
+    ``latest`` and ``best`` beside them are small JSON files that name one of them. All files are written atomically: a
+    process that is killed leaves a folder from which the last completed save can be loaded. Several stores, of several
+    processes, may use a folder.
+
+    Args:
+        folder: Is made at the first save.
+        keep_last: How many checkpoints of the highest steps to keep; None for all. Those that ``latest`` and ``best``
+            name are kept besides.
+        mode: Whether the best score is the largest or the smallest.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], keep_last: int | None = 5, mode: Literal["max", "min"] = "max"
+    ) -> None:
+        if keep_last is not None:
+            check_count("keep_last", keep_last, at_least=1)
+        check_option("mode", mode, ("max", "min"))
+        self.folder = Path(folder)
+        self.keep_last = keep_last
+        self.mode = mode
+
+    def save(
+        self,
+        tree: Any,
+        step: int,
+        *,
+        config: Mapping[str, Any] | None = None,
+        exact: bool = True,
+        score: float | None = None,
+    ) -> Path:
+        """Write a checkpoint, let ``latest`` name it, and ``best`` if its score is, then remove old ones.
+
+        A checkpoint of the same step is replaced. A score of nan is no score.
+
+        Returns:
+            The path of the checkpoint.
+        """
+        check_count("step", step)
+        path = self.folder / f"checkpoint_{step:012d}.zip"
+        write(path, tree, config=config, exact=exact)
+        self._point("latest", _Pointer(path.name, int(step)))
+        self._update_best(path.name, int(step), None if score is None or math.isnan(score) else float(score))
+        self._rotate()
+        return path
+
+    def list(self) -> list[Path]:
+        """The checkpoints in the folder, whole or not, by step."""
+        return [self.folder / name for name in _names_by_step(self.folder)]
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint that can be loaded, None if there is none.
+
+        That is the one which ``latest`` names, else that of the highest step. A warning tells of each that is damaged.
+        """
+        found = self._newest("cpu")
+        return None if found is None else found[0]
+
+    def load_latest(self, device: torch.device | str = "cpu") -> Checkpoint | None:
+        """What :meth:`latest` holds."""
+        found = self._newest(device)
+        return None if found is None else found[1]
+
+    def best(self) -> Path | None:
+        """The checkpoint with the best score, None if none has one or it cannot be loaded, of which a warning tells."""
+        pointer = self._pointer("best")
+        if pointer is None:
+            return None
+        path = self.folder / pointer.file
+        return None if self._read(path, "cpu") is None else path
+
+    def best_score(self) -> float | None:
+        """The score of :meth:`best`."""
+        pointer = self._pointer("best")
+        return None if pointer is None else pointer.score
+
+    def _newest(self, device: torch.device | str) -> tuple[Path, Checkpoint] | None:
+        candidates = self.list()[::-1]
+        pointer = self._pointer("latest")
+        if pointer is not None:
+            candidates.insert(0, self.folder / pointer.file)
+        for path in dict.fromkeys(candidates):
+            checkpoint = self._read(path, device)
+            if checkpoint is not None:
+                return path, checkpoint
+        return None
+
+    def _read(self, path: Path, device: torch.device | str) -> Checkpoint | None:
+        try:
+            return read(path, device)
+        except FileNotFoundError:  # removed by another store since we looked
+            return None
+        except CheckpointError as error:
+            warnings.warn(f"passed over a checkpoint: {error}", stacklevel=4)
+            return None
+
+    def _pointer(self, name: str) -> _Pointer | None:
+        """What a pointer names, if it is a pointer and that file is there."""
+        try:
+            with open(self.folder / name, "rb") as file:
+                content = json.loads(file.read(_MAX_POINTER_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return None
+        if not isinstance(content, dict) or content.keys() != {"file", "step", "score"}:
+            return None
+        file_name, step, score = content["file"], content["step"], content["score"]
+        # A name of ours and nothing else: never a path out of the folder.
+        if not isinstance(file_name, str) or not _NAME.fullmatch(file_name) or not (self.folder / file_name).is_file():
+            return None
+        if type(step) is not int or not (score is None or type(score) is float):
+            return None
+        return _Pointer(file_name, step, score)
+
+    def _point(self, name: str, pointer: _Pointer) -> None:
+        write_atomically(self.folder / name, [json.dumps(vars(pointer)).encode()])
+
+    def _update_best(self, file: str, step: int, score: float | None) -> None:
+        best = self._pointer("best")
+        replaced = best is not None and best.file == file
+        if score is None:
+            if replaced:  # the checkpoint that had the score is gone
+                (self.folder / "best").unlink(missing_ok=True)
+            return
+        if best is None or best.score is None or replaced or self._is_better(score, best.score):
+            self._point("best", _Pointer(file, step, score))
+
+    def _is_better(self, score: float, than: float) -> bool:
+        return score > than if self.mode == "max" else score < than
+
+    def _rotate(self) -> None:
+        remove_abandoned(self.folder)
+        if self.keep_last is None:
+            return
+        pointers = [self._pointer("latest"), self._pointer("best")]
+        kept = {pointer.file for pointer in pointers if pointer is not None}
+        for path in self.list()[: -self.keep_last]:
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+
+
+def _names_by_step(folder: Path) -> list[str]:
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    matches = [match for match in map(_NAME.fullmatch, names) if match]
+    return [match[0] for match in sorted(matches, key=lambda match: int(match[1]))]
+
+
+class AsyncWriter:
+    """Saves to a store in the background, one at a time, in the order of the calls.
+
+    :meth:`save` copies the tree and returns. While one tree is written another may wait; a third takes its place, so
+    that a slow disk makes checkpoints rarer and not training slower. What waits when the interpreter exits is written
+    first.
+
+    Args:
+        store: Where to.
+        keep_all: Let all trees wait, whatever memory that takes, instead of the newest.
+    """
+
+    def __init__(self, store: CheckpointStore, keep_all: bool = False) -> None:
+        self.store = store
+        self.keep_all = keep_all
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[int, Callable[[], Path]]] = deque()
+        self._thread: threading.Thread | None = None
+        self._failure: tuple[int, BaseException] | None = None
+        self._closed = False
+
+    def save(
+        self,
+        tree: Any,
+        step: int,
+        *,
+        config: Mapping[str, Any] | None = None,
+        exact: bool = True,
+        score: float | None = None,
+    ) -> None:
+        """Have a copy of the tree as it is now written by :meth:`CheckpointStore.save`.
+
+        Raises:
+            RuntimeError: An earlier write failed, which is the cause; this tree is not accepted. The next call is.
+        """
+        self._raise_failure()
+        if self._closed:
+            raise RuntimeError("this writer is closed")
+        check_count("step", step)
+        copied, copied_config = copy_tree(tree), copy_tree(dict(config or {}))
+        _finish_copies(copied)
+
+        def job() -> Path:
+            return self.store.save(copied, step, config=copied_config, exact=exact, score=score)
+
+        with self._changed:
+            if self._thread is None:
+                # Ends when nothing waits. The interpreter's exit waits for it, as it is no daemon.
+                thread = threading.Thread(target=self._work, name="checkpoint writer", daemon=False)
+                thread.start()
+                self._thread = thread
+            # At once, so that an interrupt finds the old one waiting or the new one.
+            self._waiting = deque([*(self._waiting if self.keep_all else ()), (step, job)])
+
+    def wait(self) -> None:
+        """Return when everything accepted is on disk.
+
+        Raises:
+            RuntimeError: A write failed, which is the cause.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._thread is None)
+        self._raise_failure()
+
+    def close(self) -> None:
+        """Wait, and accept nothing more.
+
+        Raises:
+            RuntimeError: A write failed, which is the cause.
+        """
+        self._closed = True
+        self.wait()
+
+    def __enter__(self) -> AsyncWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+                step, job = self._waiting.popleft()
+            try:
+                job()
+            except BaseException as error:
+                # At once too: the process may end without asking.
+                _log.exception("writing the checkpoint of step %d failed", step)
+                with self._changed:
+                    self._failure = self._failure or (step, error)
+            del job  # and the tree with it, while the next is waited for
+
+    def _raise_failure(self) -> None:
+        with self._changed:
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            step, error = failure
+            raise RuntimeError(f"writing the checkpoint of step {step} in the background failed: {error}") from error
+
+
+def _finish_copies(tree: Any) -> None:
+    """Wait for copies on CUDA: the thread that writes them does not know the streams that make them."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        for device in {tensor.device for tensor in flatten(tree)[0].values() if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()

@@ -1,0 +1,43 @@
+"""Forks processes that save in a loop, for tests to kill.
+
+    python -m tests.state.saver FOLDER
+
+For each step on its input it forks one that saves from this step on, and says each step after its save. It says the
+id of that process, and "dead" when the process is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+from driftproof.state.store import CheckpointStore
+
+
+def tree(step: int) -> dict[str, torch.Tensor]:
+    return {"step": torch.tensor(step), "weights": torch.full((50_000,), float(step))}
+
+
+def save_for_ever(folder: str, step: int) -> None:
+    store = CheckpointStore(folder, keep_last=3)
+    while True:
+        store.save(tree(step), step, score=float(-step))
+        print(step, flush=True)
+        step += 1
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            save_for_ever(sys.argv[1], int(line))
+        print(f"process {child}", flush=True)
+        os.waitpid(child, 0)
+        print("dead", flush=True)
+
+
+if __name__ == "__main__":
+    main()
