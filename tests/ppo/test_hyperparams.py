@@ -395,7 +395,8 @@ def test_what_was_set_is_in_force_after_loading(schedule, tmp_path):
     model.hyperparams["optimizer.sigma"] = 0.05
     model.learn(2 * UPDATE, lambda *_: model.num_timesteps <= UPDATE)
     model.save(tmp_path / "agent.zip")
-    loaded = DistributionalPPO.load(tmp_path / "agent.zip", model.get_env(), device="cpu")
+    own = {} if schedule is None else {"learning_rate": schedule}
+    loaded = DistributionalPPO.load(tmp_path / "agent.zip", model.get_env(), device="cpu", custom_objects=own)
     factor = 1 if schedule is None else 0.5
     for agent in (model, loaded):
         assert dict(agent.hyperparams) == dict(model.hyperparams)

@@ -483,6 +483,17 @@ class MultiInputGruPolicy(MlpGruPolicy):
     default_extractor = CombinedExtractor
 
 
+NAMED_POLICIES: dict[str, type[DistributionalPolicy]] = {
+    kind.__name__: kind
+    for kind in (
+        *(MlpPolicy, MlpLstmPolicy, MlpGruPolicy),
+        *(CnnPolicy, CnnLstmPolicy, CnnGruPolicy),
+        *(MultiInputPolicy, MultiInputLstmPolicy, MultiInputGruPolicy),
+    )
+}
+"""Policies that go by their names."""
+
+
 def _widths(
     net_arch: Sequence[int] | Mapping[str, Sequence[int]] | None, extractor: BaseFeaturesExtractor
 ) -> tuple[list[int], list[int]]:

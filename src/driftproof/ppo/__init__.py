@@ -1,9 +1,20 @@
 """Proximal policy optimisation with memory and distributional critics."""
 
 from driftproof.ppo.algorithm import DistributionalPPO
+from driftproof.ppo.callbacks import SaveCheckpoints
 from driftproof.ppo.hyperparams import Hyperparameters
 from driftproof.ppo.rollout import RolloutError
+from driftproof.ppo.schedules import Cosine, Linear
 from driftproof.ppo.training import TrainingError
 from driftproof.ppo.vector_env import GymnasiumVecEnv
 
-__all__ = ["DistributionalPPO", "GymnasiumVecEnv", "Hyperparameters", "RolloutError", "TrainingError"]
+__all__ = [
+    "Cosine",
+    "DistributionalPPO",
+    "GymnasiumVecEnv",
+    "Hyperparameters",
+    "Linear",
+    "RolloutError",
+    "SaveCheckpoints",
+    "TrainingError",
+]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import pathlib
+import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -15,24 +14,24 @@ from gymnasium import Env
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import check_for_correct_spaces
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch.optim import Optimizer
 
 from driftproof._arguments import check_count, check_number
-from driftproof.nn import policies
 from driftproof.nn.heads import ClipMode
-from driftproof.nn.policies import DistributionalPolicy, PolicyState
+from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy, PolicyState
 from driftproof.optim import VarianceGradientScaler
 from driftproof.ppo.collection import collect
-from driftproof.ppo.components import Stateful, copy_state, load_state
 from driftproof.ppo.entropy import DecayStart, EntropySchedule
 from driftproof.ppo.graph import GraphedStep
 from driftproof.ppo.hyperparams import Schedule
 from driftproof.ppo.kl import KLPenalty, KLStop, StopMode
+from driftproof.ppo.normalizer import Normalizer
 from driftproof.ppo.optimizers import make_optimizer, optimizer_class
+from driftproof.ppo.persistence import Persistent
+from driftproof.ppo.progress import Counters, Edge, Generators
 from driftproof.ppo.return_scale import ReturnScale
 from driftproof.ppo.rollout import Rollout, RolloutError
 from driftproof.ppo.settings import (
@@ -52,11 +51,21 @@ from driftproof.ppo.settings import (
 from driftproof.ppo.training import update
 from driftproof.ppo.update import OptimizerStep
 from driftproof.ppo.vector_env import as_vec_env
+from driftproof.state import Stateful
 
 Self = TypeVar("Self", bound="DistributionalPPO")
 
 
-class DistributionalPPO(BaseAlgorithm):
+_ATTRIBUTES = {
+    "policy": "policy_class",
+    "kl_stop": "kl_stop_mode",
+    "kl_penalty": "kl_penalty_kwargs",
+    "stats_window_size": "_stats_window_size",
+}
+"""Where arguments are kept, if not under their names."""
+
+
+class DistributionalPPO(Persistent):
     """Recurrent PPO with twin distributional critics, plasticity and noise control.
 
     Used like Stable-Baselines3's PPO, whose arguments keep their names, meanings and defaults. Settings that may change
@@ -120,10 +129,7 @@ class DistributionalPPO(BaseAlgorithm):
     _initial: dict[str, Any]
     state: PolicyState
     """What is remembered of the running episodes."""
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
-        name: getattr(policies, name)
-        for name in (f"{kind}{core}Policy" for kind in ("Mlp", "Cnn", "MultiInput") for core in ("", "Lstm", "Gru"))
-    }
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = dict(NAMED_POLICIES)
 
     _CHANGED_ON_LOAD: ClassVar[tuple[str, ...]] = (
         *(
@@ -249,7 +255,7 @@ class DistributionalPPO(BaseAlgorithm):
         self.skip_limit = skip_limit
         self.cuda_graph = cuda_graph
         self.mixed_precision = mixed_precision
-        self._skipped_in_a_row = 0
+        self._n_updates = 0
         check_settings(self)
         # Searches give numbers of NumPy, which torch and Python's generator do not take.
         self.n_steps, self.batch_size, self.seed = int(n_steps), int(batch_size), None if seed is None else int(seed)
@@ -304,6 +310,27 @@ class DistributionalPPO(BaseAlgorithm):
             self._take_step = GraphedStep(self._step, self._captured_settings)
         self._rollout: Rollout | None = None
         self._forget = True
+        self._in_rollout = False
+        self.normalizer = Normalizer()
+        if self.env is not None:
+            self.normalizer.attach(self.env)
+        self.counters, self.edge = Counters(self), Edge(self)
+        components: dict[str, Stateful | None] = {
+            "policy": self.policy,
+            "optimizer": self.policy.optimizer,
+            "vgs": self.vgs,
+            "kl_penalty": self.kl_penalty,
+            "return_scale": self.return_scale,
+            "entropy": self.entropy,
+            "normalizer": self.normalizer,
+            "hyperparams": self.hyperparams,
+            "counters": self.counters,
+            "rollout": self.edge,
+            "random": Generators(self),
+        }
+        for name, component in components.items():
+            if component is not None:
+                self.register(name, component)
 
     def _captured_settings(self) -> dict[str, float]:
         """Hyper-parameters that a captured step does not read from tensors."""
@@ -355,6 +382,8 @@ class DistributionalPPO(BaseAlgorithm):
             force_reset: Begin with new episodes; ``False``: it is where the last one was.
         """
         env = self._wrap_env(env, self.verbose)
+        if "normalizer" in self.__dict__:
+            env = self.normalizer.attach(env)
         if hasattr(self, "observation_space"):
             check_for_correct_spaces(env, self.observation_space, self.action_space)
         else:
@@ -424,6 +453,7 @@ class DistributionalPPO(BaseAlgorithm):
             if log_interval is not None and iteration % log_interval == 0:
                 OnPolicyAlgorithm.dump_logs(self, iteration)  # type: ignore[arg-type]
             self.train()
+            self._in_rollout = False
         callbacks.on_training_end()
         return self
 
@@ -461,97 +491,44 @@ class DistributionalPPO(BaseAlgorithm):
         quantiles = [head.quantiles(p) for head, p in zip(self.policy.heads, predictions, strict=True)]
         return self.return_scale.decode(torch.stack(quantiles)).cpu().numpy(), state
 
-    @classmethod
-    def load(
-        cls: type[Self],
-        path: str | pathlib.Path | io.BufferedIOBase,
-        env: GymEnv | None = None,
-        device: torch.device | str = "auto",
-        custom_objects: dict[str, Any] | None = None,
-        print_system_info: bool = False,
-        force_reset: bool = True,
-        **kwargs: Any,
+    def resume(
+        self: Self,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "DistributionalPPO",
+        progress_bar: bool = False,
     ) -> Self:
-        """An agent from a file of :meth:`save`; see Stable-Baselines3.
+        """Train on to the total that the last :meth:`learn` planned, here or before the agent was saved.
 
-        Args:
-            path: The file.
-            env: Where to go on learning; ``None``: to be given to :meth:`set_env`.
-            device: Where to.
-            custom_objects: Instead of what the file has.
-            print_system_info: Print it.
-            force_reset: Begin with new episodes.
-            kwargs: Hyper-parameters that are to be others than those in the file.
+        The arguments are those of :meth:`learn`.
         """
-        unknown = [name for name in kwargs if name not in cls._CHANGED_ON_LOAD]
-        if unknown:
-            raise TypeError(
-                f"load() cannot change {', '.join(unknown)}; it can change {', '.join(cls._CHANGED_ON_LOAD)}. Build an "
-                "agent with other settings, and give it the file: set_parameters(path, exact_match=False)"
+        if self._total_timesteps <= self.num_timesteps:
+            raise ValueError(
+                f"{self.num_timesteps} of {self._total_timesteps} planned steps are done: nothing is left to resume; "
+                "use learn(total_timesteps, reset_num_timesteps=False) for more"
             )
-        changed = {name: kwargs.pop(name) for name in list(kwargs) if isinstance(getattr(cls, name, None), Setting)}
-        model = super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
-        for name, value in changed.items():
-            setattr(model, name, value)
-        return model
+        remaining = self._total_timesteps - self.num_timesteps
+        return self.learn(remaining, callback, log_interval, tb_log_name, False, progress_bar)
 
-    def components(self) -> dict[str, Stateful]:
-        """Everything that training changes, by the names of :meth:`get_parameters`."""
-        parts: dict[str, Stateful | None] = {
-            "policy": self.policy,
-            "policy.optimizer": self.policy.optimizer,
-            "vgs_state": self.vgs,
-            "kl_penalty_state": self.kl_penalty,
-            "return_scale_state": self.return_scale,
-            "entropy_state": self.entropy,
-            "hyperparams": self.hyperparams,
-        }
-        return {name: part for name, part in parts.items() if part is not None}
+    def settings(self) -> dict[str, Any]:
+        """Arguments that make an agent like this one, but for its environment and its device."""
+        result: dict[str, Any] = {}
+        for name in inspect.signature(DistributionalPPO).parameters:
+            if name in self.entropy_kwargs:
+                result[name] = self.entropy_kwargs[name]
+            elif isinstance(getattr(type(self), name, None), Setting):
+                result[name] = self._initial[name]
+                if "hyperparams" in self.__dict__ and name in self.hyperparams:
+                    result[name] = self.hyperparams.schedule(name) or self.hyperparams[name]
+            elif name not in ("env", "device", "_init_setup_model"):
+                result[name] = getattr(self, _ATTRIBUTES.get(name, name))
+        named = self.policy_aliases.get(self.policy_class.__name__) is self.policy_class
+        result["policy"] = self.policy_class.__name__ if named else self.policy_class
+        result["kl_penalty"] = False if self.kl_penalty_kwargs is None else self.kl_penalty_kwargs or True
+        result["optimizer_kwargs"] = {key: value for key, value in self.optimizer_kwargs.items() if key != "lr"}
+        return result
 
-    def get_parameters(self, include_optimizer: bool = True) -> dict[str, dict[str, Any]]:
-        """A copy of the state of every component, by name, which later training does not change.
-
-        Args:
-            include_optimizer: Whether that of the optimizer too.
-        """
-        states = copy_state(self.components())
-        if not include_optimizer:
-            del states["policy.optimizer"]
-        return states
-
-    def set_parameters(
-        self,
-        load_path_or_dict: str | dict[str, Any],
-        exact_match: bool = True,
-        device: torch.device | str = "auto",
-    ) -> None:
-        """Take over the states that :meth:`get_parameters` returned, or those in a file.
-
-        Args:
-            load_path_or_dict: The states, or a file of :meth:`save`.
-            exact_match: Whether a component without a state, or a state without a component, is an error instead of a
-                warning.
-            device: Where to load a file to.
-        """
-        states: Any = load_path_or_dict
-        if not isinstance(states, dict):
-            _, states, _ = load_from_zip_file(states, device=device, load_data=False)
-        load_state(self.policy, self.components(), states, exact_match)
+    def _state_was_loaded(self) -> None:
         self.hyperparams.advance(self._current_progress_remaining)
         if isinstance(self._take_step, GraphedStep):
             self._take_step.forget()
-
-    def _excluded_save_params(self) -> list[str]:
-        built = [
-            "vgs",
-            "return_scale",
-            "entropy",
-            "kl_stop",
-            "kl_penalty",
-            "hyperparams",
-            "state",
-            "_rollout",
-            "_step",
-            "_take_step",
-        ]
-        return [*super()._excluded_save_params(), *built, "_forget"]

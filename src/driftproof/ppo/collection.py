@@ -28,6 +28,7 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
     log-probabilities in the update, at once.
     """
     callback.on_rollout_start()
+    agent._in_rollout, agent.edge.reset_seed = True, None
     policy, distribution = agent.policy, agent.policy.distribution
     policy.set_training_mode(False)
     # Weights must not change until the rollout ends.

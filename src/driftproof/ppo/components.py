@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,16 +13,9 @@ from torch.optim import Optimizer
 from driftproof._arguments import check_number
 from driftproof.nn.policies import DistributionalPolicy
 from driftproof.optim import VarianceGradientScaler
+from driftproof.state import Stateful, copy_tree
 
 _LARGEST = torch.finfo(torch.float32).max
-
-
-class Stateful(Protocol):
-    """Has a state of tensors and plain values."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 def finite_numbers(state_dict: Mapping[str, Any], keys: Iterable[str], besides: Iterable[str] = ()) -> dict[str, float]:
@@ -44,41 +36,44 @@ def finite_numbers(state_dict: Mapping[str, Any], keys: Iterable[str], besides: 
     return numbers
 
 
-def copy_state(components: Mapping[str, Stateful]) -> dict[str, dict[str, Any]]:
-    """A copy of every state."""
-    return {name: copy.deepcopy(dict(part.state_dict())) for name, part in components.items()}
-
-
 def load_state(
     policy: DistributionalPolicy,
     components: Mapping[str, Stateful],
-    states: Mapping[str, dict[str, Any]],
+    states: Mapping[str, Any],
     exact_match: bool,
+    external: Callable[[str], str] = str,
 ) -> None:
     """Give every component its state, or, if one of them does not take it, none.
 
     The state of an agent with one critic may be given to one with two.
 
+    Args:
+        policy: Of the agent.
+        components: In the order in which they are to take their states.
+        states: Are not kept: what components need of them, they copy.
+        exact_match: Whether a missing or unknown name is an error, and not a warning.
+        external: From names to those that users know.
+
     Raises:
         ValueError: With ``exact_match``, names are missing or unknown.
     """
-    missing, unknown = sorted(components.keys() - states.keys()), sorted(states.keys() - components.keys())
+    missing = sorted(map(external, components.keys() - states.keys()))
+    unknown = sorted(map(external, states.keys() - components.keys()))
     if missing or unknown:
-        message = f"nothing to load for {missing}, and no use for {unknown}, of the agent's {sorted(components)}"
+        known = sorted(map(external, components))
+        message = f"nothing to load for {missing}, and no use for {unknown}, of the agent's {known}"
         if exact_match:
             raise ValueError(message)
         warnings.warn(message, stacklevel=3)
-    before = copy_state(components)
+    before = copy_tree({name: dict(part.state_dict()) for name, part in components.items()})
     try:
-        _load_all(policy, components, states)
+        _load_all(policy, components, copy_tree(states))
     except Exception:
         _load_all(policy, components, before)
         raise
 
 
-def _load_all(
-    policy: DistributionalPolicy, components: Mapping[str, Stateful], states: Mapping[str, dict[str, Any]]
-) -> None:
+def _load_all(policy: DistributionalPolicy, components: Mapping[str, Stateful], states: Mapping[str, Any]) -> None:
     widened = policy.lacks_second_critic(states.get("policy", {}))
     for name, part in components.items():
         if name not in states:
@@ -99,6 +94,16 @@ def _with_settings_of(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, 
     groups = state["param_groups"]
     if len(groups) != len(optimizer.param_groups):
         return state  # which the optimizer refuses
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if strange := [index for index in state["state"] if index not in range(len(parameters))]:
+        raise ValueError(f"the optimizer has a state for parameters {strange}, of {len(parameters)}")
+    for index, entries in state["state"].items():
+        for key, entry in entries.items():
+            if isinstance(entry, Tensor) and entry.ndim and entry.shape != parameters[index].shape:
+                raise ValueError(
+                    f"the optimizer's {key} of parameter {index} has shape {tuple(entry.shape)}, but the parameter "
+                    f"{tuple(parameters[index].shape)}"
+                )
     own = [{**group, "params": given["params"]} for group, given in zip(optimizer.param_groups, groups, strict=True)]
     return {**state, "param_groups": own}
 

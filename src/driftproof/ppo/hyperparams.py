@@ -28,7 +28,7 @@ class Hyperparameter:
     base: float
     bounds: Mapping[str, float]
     whole: bool = False
-    schedule: Schedule | None = None
+    schedule: Factor | None = None
     apply: Callable[[float], None] | None = None
     current: float = 0.0
 
@@ -78,6 +78,11 @@ class Hyperparameters(MutableMapping[str, float]):
     def override(self, name: str, value: float) -> None:
         """Put a current value in force until the next :meth:`advance`, for controllers; the base stays."""
         self._entry(name).current = value
+
+    def schedule(self, name: str) -> Schedule | None:
+        """The function of the remaining progress that the value follows, as it was given."""
+        factor = self._entry(name).schedule
+        return None if factor is None else factor.function
 
     def set_schedule(self, name: str, schedule: Schedule) -> None:
         """Follow another schedule from now on: the value in force is what the function says."""
@@ -136,7 +141,18 @@ class Hyperparameters(MutableMapping[str, float]):
         raise KeyError(f"there is no hyper-parameter {name!r}; {hint}")
 
 
-def base_and_schedule(name: str, value: float | Schedule) -> tuple[float, Schedule | None]:
+@dataclass(frozen=True)
+class Factor:
+    """A function of the remaining progress, relative to its base."""
+
+    function: Schedule
+    base: float
+
+    def __call__(self, progress_remaining: float) -> float:
+        return float(self.function(progress_remaining)) / self.base
+
+
+def base_and_schedule(name: str, value: float | Schedule) -> tuple[float, Factor | None]:
     """A number, or Stable-Baselines3's function of the remaining progress, as base and factor.
 
     The base of a function is its largest value, which for a decay is its first.
@@ -147,9 +163,4 @@ def base_and_schedule(name: str, value: float | Schedule) -> tuple[float, Schedu
     base = max(values)
     if not base > 0:
         raise ValueError(f"Invalid {name}: the schedule is never positive")
-    function = value
-
-    def schedule(progress_remaining: float) -> float:
-        return float(function(progress_remaining)) / base
-
-    return base, schedule
+    return base, Factor(value, base)

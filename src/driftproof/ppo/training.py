@@ -167,12 +167,12 @@ def _check_skipped(agent: DistributionalPPO, finite: list[float], go_on: list[fl
     """Count minibatches that were skipped in a row, over updates, up to a stop."""
     longest = 0
     for flag, goes_on in zip(finite, go_on, strict=True):
-        agent._skipped_in_a_row = 0 if flag else agent._skipped_in_a_row + 1
-        longest = max(longest, agent._skipped_in_a_row)
+        agent.counters.skipped_in_a_row = 0 if flag else agent.counters.skipped_in_a_row + 1
+        longest = max(longest, agent.counters.skipped_in_a_row)
         if not goes_on:
             break
     if longest >= agent.skip_limit:
-        agent._skipped_in_a_row = 0
+        agent.counters.skipped_in_a_row = 0
         raise TrainingError(
             f"{longest} minibatches in a row had a loss or gradient that is not finite; none was applied. The "
             "weights are still those of the last good step: lower learning_rate, or look for extreme rewards"

@@ -1,0 +1,100 @@
+"""Callbacks for training."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Literal
+
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.utils import safe_mean
+
+from driftproof._arguments import check_count, check_flag
+from driftproof.state import AsyncWriter, CheckpointStore
+
+if TYPE_CHECKING:
+    from driftproof.ppo.algorithm import DistributionalPPO
+
+_SEEDS = 2**31
+
+
+class SaveCheckpoints(BaseCallback):
+    """Saves the agent between updates, from where training can go on exactly.
+
+    Stable-Baselines3's ``CheckpointCallback`` saves in the middle of a rollout, whose first half is then lost.
+
+    Environments without ``state_dict`` cannot go on where they were. With ``restart_environments``, all of them are
+    seeded and reset at every checkpoint, so that a training that goes on from there does what one that was never
+    interrupted does. It costs the episodes that are running: they end without a terminal reward, and none is longer
+    than the steps between checkpoints.
+
+    Args:
+        folder: Where to.
+        every: Updates between checkpoints.
+        keep_last: How many to keep, besides the best; ``None``: all.
+        restart_environments: Begin new episodes at every checkpoint.
+        background: Write while training goes on.
+        mode: Whether the best mean return of episodes is the largest or the smallest.
+        verbose: 1: tell of every checkpoint.
+    """
+
+    model: DistributionalPPO
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        every: int = 1,
+        keep_last: int | None = 5,
+        restart_environments: bool = False,
+        background: bool = True,
+        mode: Literal["max", "min"] = "max",
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(verbose)
+        check_count("every", every, at_least=1)
+        check_flag("restart_environments", restart_environments)
+        check_flag("background", background)
+        self.store = CheckpointStore(folder, keep_last, mode)
+        self.every = every
+        self.restart_environments = restart_environments
+        self.background = background
+        self._writer: AsyncWriter | None = None
+        self._saved_at = 0
+
+    def _on_training_start(self) -> None:
+        # What training begins with is where it came from.
+        self._saved_at = self.model.num_timesteps
+        if self.background and self._writer is None:
+            self._writer = AsyncWriter(self.store)
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        steps, updates = self.model.num_timesteps, self._updates()
+        if steps != self._saved_at and updates % self.every == 0:
+            self._save()
+
+    def _on_training_end(self) -> None:
+        if self.model.num_timesteps != self._saved_at:
+            self._save()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _updates(self) -> int:
+        """Counted over all of training, so that one that was interrupted saves when it would have."""
+        return self.model.num_timesteps // (self.model.n_steps * self.model.n_envs)
+
+    def _save(self) -> None:
+        agent = self.model
+        if self.restart_environments and not agent._in_rollout and self._updates() % self.every == 0:
+            agent.edge.restart(((agent.seed or 0) * 1_000_003 + agent.num_timesteps) % _SEEDS)
+        self._saved_at = agent.num_timesteps
+        episodes = agent.ep_info_buffer
+        score = float(safe_mean([episode["r"] for episode in episodes])) if episodes else None
+        saver = self._writer or self.store
+        saver.save(
+            agent.current_states(), agent.num_timesteps, config=agent.config(), exact=agent.edge.is_whole, score=score
+        )
+        if self.verbose:
+            print(f"checkpoint at step {agent.num_timesteps} in {self.store.folder}")

@@ -1,0 +1,151 @@
+"""Where environments are: taken when an agent is saved, and given back when it goes on.
+
+Environments that offer ``state_dict`` and ``load_state_dict`` continue where they were. What wrappers around them hold
+is known for those of Gymnasium and Stable-Baselines3 that hold anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium.wrappers import TimeLimit
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecCheckNan,
+    VecEnv,
+    VecEnvWrapper,
+    VecExtractDictObs,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+)
+
+Observation: TypeAlias = "np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]"
+
+_ENV_WRAPPERS: dict[type, str] = {Monitor: "rewards", TimeLimit: "_elapsed_steps"}
+"""The attribute that says how far an episode is."""
+
+_VEC_WRAPPERS: dict[type[VecEnvWrapper], tuple[str, ...]] = {
+    VecNormalize: ("old_obs", "returns"),
+    VecMonitor: ("episode_returns", "episode_lengths", "episode_count"),
+    VecTransposeImage: (),
+    VecExtractDictObs: (),
+    VecCheckNan: (),
+}
+"""What a wrapper knows of running episodes."""
+
+
+def environment_states(env: VecEnv) -> dict[str, Any] | None:
+    """Where all environments are; ``None`` if one of them, or a wrapper, does not tell."""
+    base = env.unwrapped
+    if not isinstance(base, DummyVecEnv | SubprocVecEnv) or not _offer_states(base):
+        return None
+    wrappers = []
+    for wrapper in _wrappers(env):
+        state = _wrapper_state(wrapper)
+        if state is None:
+            return None
+        wrappers.append(state)
+    states = [{"environment": state} for state in base.env_method("state_dict")]
+    for kind, name in _ENV_WRAPPERS.items():
+        wrapped = [i for i, is_wrapped in enumerate(base.env_is_wrapped(kind)) if is_wrapped]
+        for i, value in zip(wrapped, base.env_method("get_wrapper_attr", name, indices=wrapped), strict=True):
+            states[i][name] = value
+    return {"environments": states, "wrappers": wrappers}
+
+
+def restore_environments(env: VecEnv, states: Mapping[str, Any]) -> bool:
+    """Put all environments where they were; whether these are such environments at all."""
+    base = env.unwrapped
+    wrappers = list(_wrappers(env))
+    if not _offer_states(base) or len(states["wrappers"]) != len(wrappers):
+        return False
+    without_learning(env)
+    for i, state in enumerate(states["environments"]):
+        base.env_method("load_state_dict", state["environment"], indices=[i])
+        for kind, name in _ENV_WRAPPERS.items():
+            if name in state and all(base.env_is_wrapped(kind, indices=[i])):
+                base.env_method("set_wrapper_attr", name, state[name], indices=[i])
+    for wrapper, state in zip(wrappers, states["wrappers"], strict=True):
+        _restore_wrapper(wrapper, state)
+    return True
+
+
+def without_learning(env: VecEnv) -> Observation:
+    """Reset, but leave statistics of observations as they are."""
+    normalizers = [wrapper for wrapper in _wrappers(env) if isinstance(wrapper, VecNormalize)]
+    training = [normalizer.training for normalizer in normalizers]
+    for normalizer in normalizers:
+        normalizer.training = False
+    observation = env.reset()
+    for normalizer, before in zip(normalizers, training, strict=True):
+        normalizer.training = before
+    return observation  # type: ignore[return-value]
+
+
+def generator_states(env: VecEnv) -> list[dict[str, Any]] | None:
+    """States of the environments' generators; ``None`` if they are out of reach."""
+    base = env.unwrapped
+    if not isinstance(base, DummyVecEnv | SubprocVecEnv) or not base.has_attr("np_random"):
+        return None
+    return [generator.bit_generator.state for generator in base.get_attr("np_random")]
+
+
+def restore_generators(env: VecEnv, states: Sequence[Mapping[str, Any]]) -> None:
+    """Give every environment its generator's state back."""
+    base = env.unwrapped
+    if generator_states(env) is None:
+        return
+    for i, (generator, state) in enumerate(zip(base.get_attr("np_random"), states, strict=True)):
+        generator.bit_generator.state = state
+        # What came from another process is a copy.
+        base.set_attr("np_random", generator, indices=[i])
+
+
+def renormalized(env: VecEnv) -> Observation | None:
+    """The last observations, normalised with the statistics of now; ``None`` if wrappers changed them further."""
+    for wrapper in _wrappers(env):
+        if isinstance(wrapper, VecNormalize):
+            return wrapper.normalize_obs(wrapper.get_original_obs())
+        if not isinstance(wrapper, VecMonitor | VecCheckNan):
+            return None
+    return None
+
+
+def _wrappers(env: VecEnv) -> Iterator[VecEnvWrapper]:
+    """From the outermost in."""
+    while isinstance(env, VecEnvWrapper):
+        yield env
+        env = env.venv
+
+
+def _offer_states(base: VecEnv) -> bool:
+    return all(base.has_attr(name) for name in ("state_dict", "load_state_dict"))
+
+
+def _wrapper_state(wrapper: VecEnvWrapper) -> dict[str, Any] | None:
+    if isinstance(wrapper, VecFrameStack):
+        stacked = wrapper.stacked_obs
+        if hasattr(stacked, "sub_stacked_observations") and stacked.sub_stacked_observations:
+            return {key: part.stacked_obs for key, part in stacked.sub_stacked_observations.items()}
+        return {"": stacked.stacked_obs}
+    if type(wrapper) in _VEC_WRAPPERS:
+        return {name: getattr(wrapper, name) for name in _VEC_WRAPPERS[type(wrapper)]}
+    return wrapper.state_dict() if hasattr(type(wrapper), "state_dict") else None
+
+
+def _restore_wrapper(wrapper: VecEnvWrapper, state: Mapping[str, Any]) -> None:
+    if isinstance(wrapper, VecFrameStack):
+        for key, value in state.items():
+            stacked: Any = wrapper.stacked_obs
+            (stacked.sub_stacked_observations[key] if key else stacked).stacked_obs = value
+    elif type(wrapper) in _VEC_WRAPPERS:
+        for name, value in state.items():
+            setattr(wrapper, name, value)
+    else:
+        wrapper.load_state_dict(state)

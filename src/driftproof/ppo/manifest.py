@@ -1,0 +1,174 @@
+"""An agent's settings as JSON, and back: nothing is imported, and nothing is called, because a file says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import stable_baselines3.common.torch_layers as layers
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.utils import ConstantSchedule, LinearSchedule
+
+from driftproof import optim
+from driftproof.nn.policies import NAMED_POLICIES
+from driftproof.ppo.schedules import Cosine, Linear
+from driftproof.state import CheckpointError
+
+_CLASSES: dict[str, type[Any]] = {
+    f"{kind.__module__}.{kind.__qualname__}": kind
+    for kind in (
+        *(kind for kind in vars(torch.nn.modules.activation).values() if isinstance(kind, type)),
+        *(kind for kind in vars(torch.optim).values() if isinstance(kind, type)),
+        *(optim.UPGD, optim.AdaptiveUPGD, optim.UPGDW),
+        *(layers.FlattenExtractor, layers.NatureCNN, layers.CombinedExtractor),
+        *NAMED_POLICIES.values(),
+    )
+}
+"""Classes that a file may name."""
+
+_LARGEST_SPACE = 2**24
+"""Numbers in an observation or action; a file that says more is not believed."""
+
+_SCHEDULES: dict[str, Callable[..., Callable[[float], float]]] = {
+    "Linear": Linear,
+    "Cosine": Cosine,
+    "LinearSchedule": LinearSchedule,
+    "ConstantSchedule": ConstantSchedule,
+}
+
+
+def is_known(kind: Any) -> bool:
+    """Whether a file may name this class."""
+    return _CLASSES.get(_name(kind)) is kind
+
+
+def encode(value: Any) -> Any:
+    """Settings as JSON. Classes and functions that are neither ours nor torch's become their names."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+    if isinstance(value, np.integer | np.bool_):
+        return value.item()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, spaces.Space):
+        return {"$space": _encode_space(value)}
+    if isinstance(value, Mapping):
+        return {str(key): encode(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return {"$tuple": [encode(part) for part in value]}
+    if isinstance(value, list):
+        return [encode(part) for part in value]
+    if type(value).__name__ in _SCHEDULES and isinstance(value, _SCHEDULES[type(value).__name__]):  # type: ignore[arg-type]
+        return {"$schedule": type(value).__name__, **_arguments(value)}
+    return {"$class": _name(value)} if is_known(value) else {"$foreign": _name(value)}
+
+
+def decode(value: Any, given: Mapping[str, Any], place: str = "") -> Any:
+    """Settings from JSON.
+
+    Args:
+        value: What :func:`encode` returned.
+        given: What stands for names that are not ours: by place, such as ``features_extractor_class``, or by name.
+        place: Of this value, for errors.
+
+    Raises:
+        CheckpointError: There is no such class, or it has to be given.
+    """
+    if isinstance(value, list):
+        return [decode(part, given, place) for part in value]
+    if not isinstance(value, dict):
+        return value
+    tag = next((key for key in value if key.startswith("$")), None)
+    if tag is None:
+        return {key: decode(part, given, f"{place}.{key}" if place else key) for key, part in value.items()}
+    try:
+        return _decode_tagged(tag, value, given, place)
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        raise CheckpointError(f"the setting {place} cannot be read: {value!r} ({error})") from error
+
+
+def _decode_tagged(tag: str, value: dict[str, Any], given: Mapping[str, Any], place: str) -> Any:
+    content = value[tag]
+    if tag == "$tuple":
+        return tuple(decode(part, given, place) for part in content)
+    if tag == "$float":
+        return float(content)
+    if tag == "$space":
+        return _decode_space(content)
+    if tag == "$schedule":
+        return _SCHEDULES[content](**{key: float(number) for key, number in value.items() if key != tag})
+    if tag == "$class":
+        return _CLASSES[content]
+    if tag != "$foreign":
+        raise ValueError(f"unknown kind {tag}")
+    for name in (place, place.rpartition(".")[2], content, content.rpartition(".")[2]):
+        if name in given:
+            return given[name]
+    key = place.rpartition(".")[2]
+    raise CheckpointError(
+        f"the agent was made with {place}={content}, which files only name: pass it again, "
+        f"load(..., custom_objects={{{key!r}: {content.rpartition('.')[2]}}})"
+    )
+
+
+def _name(value: Any) -> str:
+    return f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+def _arguments(schedule: Any) -> dict[str, float]:
+    if dataclasses.is_dataclass(schedule) and not isinstance(schedule, type):
+        return dataclasses.asdict(schedule)
+    return {key: float(number) for key, number in vars(schedule).items()}
+
+
+def _encode_space(space: spaces.Space[Any]) -> dict[str, Any]:
+    if isinstance(space, spaces.Box):
+        bounds = {"low": _encode_bound(space.low), "high": _encode_bound(space.high)}
+        return {"kind": "Box", **bounds, "shape": list(space.shape), "dtype": str(space.dtype)}
+    if isinstance(space, spaces.Discrete):
+        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+    if isinstance(space, spaces.MultiBinary):
+        return {"kind": "MultiBinary", "n": list(space.shape)}
+    assert isinstance(space, spaces.Dict)
+    return {"kind": "Dict", "spaces": [[key, _encode_space(part)] for key, part in space.items()]}
+
+
+def _decode_space(value: dict[str, Any]) -> spaces.Space[Any]:
+    kind = value["kind"]
+    if kind == "Box":
+        shape, dtype = tuple(value["shape"]), np.dtype(value["dtype"])
+        if dtype.kind not in "fiub" or math.prod(shape) > _LARGEST_SPACE:
+            raise ValueError(f"{dtype} {shape}")
+        low, high = (_decode_bound(value[key], shape, dtype) for key in ("low", "high"))
+        return spaces.Box(low, high, shape, dtype.type)
+    if kind == "Discrete":
+        return spaces.Discrete(value["n"], start=value["start"])
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(np.array(value["nvec"]), start=np.array(value["start"]))
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(value["n"] if len(value["n"]) > 1 else value["n"][0])
+    if kind != "Dict":
+        raise ValueError(f"unknown space {kind!r}")
+    return spaces.Dict([(key, _decode_space(part)) for key, part in value["spaces"]])
+
+
+def _encode_bound(bound: npt.NDArray[Any]) -> Any:
+    """One number if all are the same, which they are in images."""
+    flat = [str(x) if isinstance(x, float) and math.isinf(x) else x for x in bound.flatten().tolist()]
+    return flat[0] if flat and all(x == flat[0] for x in flat) else flat
+
+
+def _decode_bound(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if not isinstance(bound, list):
+        return np.full(shape, dtype.type(bound))
+    return np.array([dtype.type(x) for x in bound], dtype).reshape(shape)

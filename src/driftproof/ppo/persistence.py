@@ -1,0 +1,358 @@
+"""What an agent is, as one tree: saved, loaded, copied and inherited through it, and through nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pathlib
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.type_aliases import GymEnv
+
+from driftproof._arguments import check_count
+from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
+from driftproof.ppo import manifest
+from driftproof.ppo.components import load_state
+from driftproof.ppo.environments import renormalized
+from driftproof.ppo.hyperparams import Hyperparameters
+from driftproof.ppo.normalizer import Normalizer
+from driftproof.ppo.progress import Edge
+from driftproof.ppo.settings import Setting
+from driftproof.state import CheckpointError, Stateful, copy_tree, read, select, without, write
+
+Self = TypeVar("Self", bound="Persistent")
+
+_OWN_PLACE = ("counters", "rollout", "random")
+"""Where an agent is in its training, rather than what it has learned."""
+_LAST = ("rollout", "random")
+"""Environments begin with the statistics that were loaded, and nothing draws random numbers after."""
+_NAMES = {"policy": "policy", "optimizer": "policy.optimizer", "hyperparams": "hyperparams"}
+"""What Stable-Baselines3 calls components; others have ``_state`` behind their names."""
+
+
+class Persistent(BaseAlgorithm):
+    """Saving, loading and copying of an agent.
+
+    A component that is given to :meth:`register` is part of files, copies and everything else.
+    """
+
+    policy: DistributionalPolicy
+    hyperparams: Hyperparameters
+    normalizer: Normalizer
+    edge: Edge
+
+    _CHANGED_ON_LOAD: ClassVar[tuple[str, ...]]
+    """Settings that an agent may have otherwise than in its file."""
+
+    def register(self, name: str, component: Stateful) -> None:
+        """Make a component part of the agent's state.
+
+        Args:
+            name: Its place in the tree.
+            component: Has ``state_dict()`` and ``load_state_dict()``, of tensors and plain values.
+        """
+        components = self.__dict__.setdefault("_components", {})
+        if name in components:
+            raise ValueError(f"there is a component {name!r} already")
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(component, method, None)):
+                raise TypeError(f"component {name!r} must have {method}(), {type(component).__name__} has not")
+        components[name] = component
+
+    def components(self) -> dict[str, Stateful]:
+        """Everything that makes the agent what it is, by name."""
+        if "policy" not in self.__dict__:
+            raise ValueError("there are no networks yet: call _setup_model() first")
+        own: dict[str, Stateful] = self.__dict__["_components"]
+        return {name: own[name] for name in (*(name for name in own if name not in _LAST), *_LAST)}
+
+    def state_tree(self) -> dict[str, Any]:
+        """A copy of the agent's whole state, which later training does not change."""
+        return self._copied(self.components())
+
+    def current_states(self) -> dict[str, Any]:
+        """The agent's whole state itself, for those who copy or write it before training goes on."""
+        return {name: dict(part.state_dict()) for name, part in self.components().items()}
+
+    def load_state_tree(self, tree: Mapping[str, Any], exact_match: bool = True) -> None:
+        """Become what the tree says; if a component does not take its state, nothing has changed.
+
+        Args:
+            tree: What :meth:`state_tree` returned, or part of it.
+            exact_match: Whether a component without a state, or a state without a component, is an error instead of a
+                warning.
+        """
+        load_state(self.policy, self.components(), tree, exact_match)
+        self._state_was_loaded()
+
+    def get_parameters(self, include_optimizer: bool = True) -> dict[str, dict[str, Any]]:
+        """A copy of everything that the agent has learned, by name, which later training does not change.
+
+        Where it is in its training is not part of it: counters, the rollout's edge, random generators.
+
+        Args:
+            include_optimizer: Whether the optimizer's state is.
+        """
+        parts = {name: part for name, part in self.components().items() if name not in _OWN_PLACE}
+        if not include_optimizer:
+            del parts["optimizer"]
+        return {_external(name): state for name, state in self._copied(parts).items()}
+
+    def set_parameters(
+        self,
+        load_path_or_dict: str | os.PathLike[str] | io.BufferedIOBase | Mapping[str, Any],
+        exact_match: bool = True,
+        device: torch.device | str = "auto",
+    ) -> None:
+        """Take over what :meth:`get_parameters` returned, or what is in a file.
+
+        Args:
+            load_path_or_dict: The states, or a file of :meth:`save`.
+            exact_match: Whether a component without a state, or a state without a component, is an error instead of a
+                warning.
+            device: Is not needed: states go where the agent is.
+        """
+        parts = {name: part for name, part in self.components().items() if name not in _OWN_PLACE}
+        states: Mapping[str, Any]
+        if isinstance(load_path_or_dict, Mapping):
+            states = {_internal(name): state for name, state in load_path_or_dict.items()}
+        else:
+            tree = read(_with_suffix(load_path_or_dict)).tree
+            states = {name: state for name, state in tree.items() if name not in _OWN_PLACE}
+        load_state(self.policy, parts, states, exact_match, external=_external)
+        self._state_was_loaded()
+        if self.env is not None and self._last_obs is not None and "normalizer" in states:
+            # Where wrappers made something else of what was normalised, only a new episode is right.
+            self._last_obs = renormalized(self.env) if self.normalizer.is_used else self._last_obs
+
+    def save(
+        self,
+        path: str | pathlib.Path | io.BufferedIOBase,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
+    ) -> None:
+        """Write the agent to a file, at once or not at all.
+
+        Args:
+            path: ``.zip`` is added to a name without an ending.
+            exclude: Components to leave out.
+            include: The only components to write.
+        """
+        tree = self.current_states()
+        if include is not None:
+            tree = select(tree, list(include))
+        if exclude is not None:
+            tree = without(tree, list(exclude))
+        write(_with_suffix(path), tree, config=self.config(), exact=self.edge.is_whole)
+
+    @classmethod
+    def load(
+        cls: type[Self],
+        path: str | pathlib.Path | io.BufferedIOBase,
+        env: GymEnv | None = None,
+        device: torch.device | str = "auto",
+        custom_objects: Mapping[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """An agent from a file of :meth:`save`. Nothing in the file is run.
+
+        Args:
+            path: The file.
+            env: Where to go on learning, with ``VecNormalize`` around it if the agent had one; ``None``: to be given
+                to :meth:`set_env`.
+            device: Where to.
+            custom_objects: Classes and functions that files only name, by the name of the setting or their own.
+            print_system_info: Print what the file was written with.
+            force_reset: Begin new episodes, even if the environments can go on where they were.
+            kwargs: Settings that are to be others than those in the file.
+
+        Raises:
+            CheckpointError: The file is damaged, is not one of ours, or does not fit.
+        """
+        unknown = [name for name in kwargs if name not in cls._CHANGED_ON_LOAD]
+        if unknown:
+            raise TypeError(
+                f"load() cannot change {', '.join(unknown)}; it can change {', '.join(cls._CHANGED_ON_LOAD)}. Build an "
+                "agent with other settings, and give it the file: set_parameters(path, exact_match=False)"
+            )
+        checkpoint = read(_with_suffix(path))
+        if print_system_info:
+            print("\n".join(f"{name}: {version}" for name, version in checkpoint.versions.items()))
+        if not isinstance(checkpoint.tree, dict):
+            raise CheckpointError(f"{path}: holds no agent")
+        tree = dict(checkpoint.tree)
+        with _as_checkpoint_error(path):
+            agent = cls._from_config(checkpoint.config, tree, {**(custom_objects or {}), **kwargs}, device, kwargs)
+        parts = agent.components()
+        if env is None:
+            # Whoever only wants to ask it keeps their own random numbers.
+            del parts["random"]
+            tree.pop("random", None)
+        with _as_checkpoint_error(path):
+            if env is not None and "normalizer" in tree:
+                agent.normalizer.load_state_dict(tree["normalizer"])
+        if env is not None:
+            agent.set_env(env)
+        with _as_checkpoint_error(path):
+            load_state(agent.policy, parts, tree, exact_match=False)
+        if force_reset:
+            agent._last_obs = None
+        for name, value in kwargs.items():
+            if isinstance(getattr(cls, name, None), Setting):
+                setattr(agent, name, value)
+        agent._state_was_loaded()
+        return agent
+
+    def config(self) -> dict[str, Any]:
+        """What it takes to make an agent that this one's state fits, as JSON."""
+        return {
+            "class": type(self).__name__,
+            "settings": manifest.encode(self.settings()),
+            "observation_space": manifest.encode(self.observation_space),
+            "action_space": manifest.encode(self.action_space),
+            "n_envs": self.n_envs,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments that make an agent like this one, but for its environment and its device."""
+        raise NotImplementedError
+
+    def _state_was_loaded(self) -> None:
+        """See to what depends on the state."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _copied(components: Mapping[str, Stateful]) -> dict[str, Any]:
+        states: dict[str, Any] = copy_tree({name: dict(part.state_dict()) for name, part in components.items()})
+        return states
+
+    @classmethod
+    def _from_config(
+        cls: type[Self],
+        config: Mapping[str, Any],
+        tree: Mapping[str, Any],
+        given: Mapping[str, Any],
+        device: torch.device | str,
+        changes: Mapping[str, Any],
+    ) -> Self:
+        """An agent without a history, made as a file says."""
+        if wrong := {"class", "settings", "observation_space", "action_space", "n_envs"} - set(config):
+            raise CheckpointError(f"the file holds no agent: its config lacks {', '.join(sorted(wrong))}")
+        if config["class"] != cls.__name__:
+            raise CheckpointError(f"the file holds a {config['class']}: load it with {config['class']}.load()")
+        settings = manifest.decode(config["settings"], given)
+        settings |= changes
+        observation_space, action_space = (
+            manifest.decode(config[name], {}) for name in ("observation_space", "action_space")
+        )
+        check_count("n_envs", config["n_envs"], at_least=1)
+        if "policy" in tree:
+            _check_networks(settings, observation_space, action_space, tree["policy"])
+        return cls._rebuilt(settings, (observation_space, action_space, config["n_envs"]), device)
+
+    @classmethod
+    def _rebuilt(
+        cls: type[Self],
+        settings: Mapping[str, Any],
+        spaces: tuple[Any, Any, int],
+        device: torch.device | str,
+    ) -> Self:
+        """An agent without a history, with these spaces of observations and actions, and number of environments."""
+        with unchanged_generators():
+            agent = cls(**settings, device=device, _init_setup_model=False)  # type: ignore[call-arg]
+            agent.observation_space, agent.action_space, agent.n_envs = spaces
+            agent._setup_model()
+        return agent
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickles and copies: no environment, and no random generators, which belong to the process."""
+        return {
+            "settings": self.settings(),
+            "spaces": (self.observation_space, self.action_space, self.n_envs),
+            "device": str(self.device),
+            "tree": without(self.state_tree(), ["random"]),
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.__getstate__())
+
+
+def _rebuild(kind: type[Self], state: Mapping[str, Any]) -> Self:
+    """An agent from what its pickle holds."""
+    device = state["device"] if torch.cuda.is_available() else "cpu"
+    agent = kind._rebuilt(state["settings"], state["spaces"], device)
+    load_state(agent.policy, without(agent.components(), ["random"]), state["tree"], exact_match=True)
+    agent._state_was_loaded()
+    return agent
+
+
+def _check_networks(
+    settings: Mapping[str, Any], observation_space: Any, action_space: Any, state: Mapping[str, Any]
+) -> None:
+    """Refuse settings that do not make the networks whose weights a file holds, before memory is spent on them.
+
+    Those of somebody's own classes are built as they are: whoever passes classes trusts the file.
+    """
+    kind, kwargs = NAMED_POLICIES.get(settings["policy"], settings["policy"]), dict(settings["policy_kwargs"] or {})
+    own = [kind, *(value for value in kwargs.values() if callable(value))]
+    if not all(manifest.is_known(each) for each in own):
+        return
+    if kwargs.get("n_lstm_layers", 1) > len(state):
+        raise ValueError(f"{kwargs['n_lstm_layers']} layers, but weights of fewer")
+    with unchanged_generators(), torch.device("meta"):
+        networks = kind(observation_space, action_space, **kwargs).state_dict()
+    shapes, given = ({name: tuple(t.shape) for name, t in each.items()} for each in (networks, state))
+    if shapes != given:
+        wrong = sorted(name for name in shapes.keys() | given.keys() if shapes.get(name) != given.get(name))
+        raise ValueError(f"its networks have other weights than it holds: {', '.join(wrong[:5])}")
+
+
+@contextlib.contextmanager
+def unchanged_generators() -> Iterator[None]:
+    """Leave the process's random generators as they were."""
+    python, array, tensor = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)
+        torch.set_rng_state(tensor)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+@contextlib.contextmanager
+def _as_checkpoint_error(path: object) -> Iterator[None]:
+    """Whatever a component has against its state is an error of the file."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, AssertionError, OverflowError) as error:
+        raise CheckpointError(f"{path}: its state does not fit an agent with its settings: {error}") from error
+
+
+def _with_suffix(path: Any) -> Any:
+    """A path with ``.zip`` if it has no ending, as Stable-Baselines3 has it; files stay what they are."""
+    if not isinstance(path, str | os.PathLike):
+        return path
+    named = pathlib.Path(path)
+    return named if named.suffix else named.with_suffix(".zip")
+
+
+def _external(name: str) -> str:
+    return _NAMES.get(name, f"{name}_state")
+
+
+def _internal(name: str) -> str:
+    for internal, external in _NAMES.items():
+        if name == external:
+            return internal
+    return name.removesuffix("_state")

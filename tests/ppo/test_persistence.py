@@ -1,0 +1,591 @@
+"""Saving, loading, copying: everything that makes an agent goes the same way, and nothing in a file is run."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import pickle
+import random
+import zipfile
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import CheckpointCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, unwrap_vec_normalize
+
+from driftproof.ppo import Cosine, DistributionalPPO, Linear, SaveCheckpoints
+from driftproof.ppo.manifest import decode, encode
+from driftproof.state import CheckpointError, compare, inspect, read, without, write
+
+from .resuming import walk
+from .scripted import small_networks
+
+UPDATE = 32
+
+
+def cart_poles(number=2, normalize=False):
+    env = make_vec_env("CartPole-v1", number, seed=0)
+    return VecNormalize(env, norm_reward=False) if normalize else env
+
+
+def small(env=None, policy="MlpLstmPolicy", kind=DistributionalPPO, **kwargs):
+    networks = small_networks(policy, kwargs.pop("policy_kwargs", {}))
+    kwargs = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "seed": 0, "device": "cpu", **kwargs}
+    return kind(policy, cart_poles() if env is None else env, policy_kwargs=networks, **kwargs)
+
+
+def learned(agent):
+    """What training has made of an agent, but for an option that torch adds to optimizers when it loads them."""
+    tree = without(agent.state_tree(), ["random", "rollout"])
+    for group in tree["optimizer"]["param_groups"]:
+        group.pop("differentiable", None)
+    return tree
+
+
+def assert_same(one, other):
+    differences = compare(learned(one), learned(other))
+    assert not differences, "\n".join(map(str, differences[:5]))
+
+
+class Toy:
+    """A component that counts, in a tensor and in a plain value."""
+
+    def __init__(self):
+        self.tensor, self.value = torch.zeros(3), 0
+
+    def state_dict(self):
+        return {"tensor": self.tensor, 7: {"value": self.value}}
+
+    def load_state_dict(self, state):
+        self.tensor, self.value = state["tensor"], state[7]["value"]
+
+
+class WithToy(DistributionalPPO):
+    def _setup_model(self):
+        if "policy" not in self.__dict__:
+            super()._setup_model()
+            self.toy = Toy()
+            self.register("toy", self.toy)
+
+
+def routes(tmp_path):
+    def through_file(agent):
+        agent.save(tmp_path / "agent")
+        return type(agent).load(tmp_path / "agent", device="cpu")
+
+    def through_memory(agent):
+        agent.save(file := io.BytesIO())
+        file.seek(0)
+        return type(agent).load(file, device="cpu")
+
+    def through_parameters(agent):
+        other = small(kind=type(agent))
+        other.set_parameters(agent.get_parameters())
+        other.counters.load_state_dict(agent.counters.state_dict())
+        return other
+
+    def through_a_file_of_parameters(agent):
+        agent.save(tmp_path / "agent.zip")
+        other = small(kind=type(agent))
+        other.set_parameters(tmp_path / "agent.zip")
+        other.counters.load_state_dict(agent.counters.state_dict())
+        return other
+
+    def through_the_tree(agent):
+        other = small(kind=type(agent))
+        other.load_state_tree(agent.state_tree())
+        return other
+
+    return {
+        "file": through_file,
+        "memory": through_memory,
+        "parameters": through_parameters,
+        "file of parameters": through_a_file_of_parameters,
+        "tree": through_the_tree,
+        "pickle": lambda agent: pickle.loads(pickle.dumps(agent)),
+        "deepcopy": copy.deepcopy,
+    }
+
+
+ROUTES = ["file", "memory", "parameters", "file of parameters", "tree", "pickle", "deepcopy"]
+
+
+class TestEveryRoute:
+    @pytest.mark.parametrize("route", ROUTES)
+    def test_carries_everything_with_a_component_that_was_only_registered(self, route, tmp_path):
+        agent = small(kind=WithToy, kl_penalty=True, target_kl=0.01).learn(2 * UPDATE)
+        agent.toy.tensor += 5
+        agent.toy.value = 9
+        if route in ("parameters", "file of parameters", "tree"):
+            agent = small(kind=WithToy).learn(2 * UPDATE)
+            agent.toy.tensor, agent.toy.value = torch.full((3,), 5.0), 9
+        other = routes(tmp_path)[route](agent)
+        assert type(other) is WithToy
+        assert other.toy is not agent.toy
+        assert (other.toy.tensor.tolist(), other.toy.value) == ([5.0] * 3, 9)
+        assert_same(other, agent)
+
+    @pytest.mark.parametrize("route", ROUTES)
+    def test_shares_no_memory(self, route, tmp_path):
+        agent = small().learn(UPDATE)
+        other = routes(tmp_path)[route](agent)
+        before = learned(other)
+        agent.learn(UPDATE, reset_num_timesteps=False)
+        assert not compare(learned(other), before)
+        assert compare(learned(agent), before)
+
+    def test_is_named(self):
+        agent = small(kl_penalty=True, target_kl=0.01, kind=WithToy)
+        names = ["policy", "optimizer", "vgs", "kl_penalty", "return_scale", "entropy", "normalizer", "hyperparams"]
+        assert list(agent.state_tree()) == [*names, "counters", "toy", "rollout", "random"]
+        assert set(agent.get_parameters()) == {
+            *("policy", "policy.optimizer", "vgs_state", "kl_penalty_state", "return_scale_state", "entropy_state"),
+            *("normalizer_state", "hyperparams", "toy_state"),
+        }
+
+    def test_components_are_checked(self):
+        agent = small()
+        with pytest.raises(ValueError, match="'policy' already"):
+            agent.register("policy", Toy())
+        with pytest.raises(TypeError, match=r"'mine' must have state_dict\(\)"):
+            agent.register("mine", object())
+
+    def test_what_is_unset_or_unknown_is_named(self, tmp_path):
+        small(kind=WithToy).save(tmp_path / "toy.zip")
+        small().save(tmp_path / "plain.zip", exclude=["vgs"])
+        with pytest.warns(UserWarning, match=r"nothing to load for \['vgs'\]"):
+            DistributionalPPO.load(tmp_path / "plain.zip", device="cpu")
+        with pytest.raises(ValueError, match=r"no use for \['toy_state'\]"):
+            small().set_parameters(tmp_path / "toy.zip")
+        with pytest.warns(UserWarning, match=r"no use for \['toy_state'\]"):
+            small().set_parameters(tmp_path / "toy.zip", exact_match=False)
+
+    def test_some_components_can_be_saved_alone(self, tmp_path):
+        agent = small().learn(UPDATE)
+        agent.save(tmp_path / "part.zip", include=["policy", "hyperparams"])
+        assert set(read(tmp_path / "part.zip").tree) == {"policy", "hyperparams"}
+        with pytest.raises(KeyError, match="polcy"):
+            agent.save(tmp_path / "part.zip", include=["polcy"])
+
+    def test_random_numbers_of_the_process_stay_its_own(self, tmp_path):
+        agent = small().learn(UPDATE)
+        agent.save(tmp_path / "agent.zip")
+        pickled = pickle.dumps(agent)
+
+        def drawn():
+            return random.random(), np.random.random(), torch.rand(1).item()
+
+        def seed():
+            random.seed(1), np.random.seed(1), torch.manual_seed(1)
+
+        seed()
+        expected = drawn()
+        for copied in (
+            lambda: copy.deepcopy(agent),
+            lambda: pickle.loads(pickled),
+            lambda: DistributionalPPO.load(tmp_path / "agent.zip", device="cpu"),
+            lambda: agent.save(tmp_path / "again.zip"),
+        ):
+            seed()
+            copied()
+            assert drawn() == expected
+
+
+OPTIMIZERS = ["adaptive_upgd", "upgd", "upgdw", "adamw", "adam", "sgd"]
+SCALERS = [
+    {"statistic": "elementwise", "apply_to": "gradient"},
+    {"statistic": "spatial_mean", "apply_to": "gradient"},
+    {"statistic": "elementwise", "apply_to": "update"},
+]
+
+
+@pytest.mark.parametrize("scaler", SCALERS, ids=lambda s: "-".join(s.values()))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_next_update_after_loading_is_the_one_that_would_have_been(optimizer, scaler, tmp_path):
+    arguments = {"optimizer_class": optimizer, "vgs_kwargs": {"warmup_steps": 3, **scaler}}
+    if optimizer == "sgd":
+        arguments["optimizer_kwargs"] = {"momentum": 0.9}
+    agent = small(DummyVecEnv([walk] * 2), "MlpPolicy", **arguments).learn(2 * UPDATE)
+    agent.save(tmp_path / "agent.zip")
+    agent.learn(UPDATE, reset_num_timesteps=False)
+    loaded = DistributionalPPO.load(tmp_path / "agent.zip", DummyVecEnv([walk] * 2), device="cpu")
+    loaded.learn(UPDATE, reset_num_timesteps=False)
+    assert_same(loaded, agent)
+    assert loaded.num_timesteps == 3 * UPDATE
+
+
+class TestExactness:
+    def test_is_claimed_between_updates_where_environments_can_go_on(self, tmp_path):
+        agent = small(DummyVecEnv([walk] * 2))
+        agent.save(tmp_path / "new.zip")
+        agent.learn(UPDATE)
+        agent.save(tmp_path / "between.zip")
+        assert read(tmp_path / "new.zip").exact
+        assert read(tmp_path / "between.zip").exact
+
+    def test_is_not_claimed_where_they_cannot(self, tmp_path):
+        small().learn(UPDATE).save(tmp_path / "agent.zip")
+        assert not read(tmp_path / "agent.zip").exact
+
+    def test_is_not_claimed_within_a_rollout(self, tmp_path):
+        agent = small(DummyVecEnv([walk] * 2))
+        agent.learn(UPDATE, CheckpointCallback(4, str(tmp_path), "within"))
+        files = sorted(tmp_path.glob("within_*.zip"))
+        assert len(files) == 4
+        assert not any(read(file).exact for file in files)
+        loaded = DistributionalPPO.load(files[0], DummyVecEnv([walk] * 2), device="cpu")
+        loaded.learn(UPDATE, reset_num_timesteps=False)
+
+    def test_our_callback_saves_between_updates(self, tmp_path):
+        saving = SaveCheckpoints(tmp_path, every=2, keep_last=2, restart_environments=True)
+        small().learn(7 * UPDATE, saving)
+        names = [path.name for path in saving.store.list()]
+        # Every second update, and the end.
+        assert names[-2:] == [f"checkpoint_{6 * UPDATE:012d}.zip", f"checkpoint_{7 * UPDATE:012d}.zip"]
+        assert read(tmp_path / names[-2]).exact
+        assert not read(tmp_path / names[-1]).exact
+        assert saving.store.best() is not None
+        assert saving.store.best_score() > 5
+
+    def test_environments_that_begin_otherwise_are_told_of(self, tmp_path):
+        class Unseeded(gymnasium.ObservationWrapper):
+            def observation(self, observation):
+                return observation + np.random.default_rng().normal(size=4).astype(np.float32)
+
+        def env():
+            return make_vec_env("CartPole-v1", 2, wrapper_class=Unseeded)
+
+        saving = SaveCheckpoints(tmp_path, restart_environments=True, background=False)
+        small(env()).learn(UPDATE, saving)
+        with pytest.warns(UserWarning, match="began otherwise"):
+            DistributionalPPO.load(saving.store.latest(), env(), device="cpu")
+
+    def test_what_is_done_cannot_be_resumed(self):
+        agent = small().learn(UPDATE)
+        with pytest.raises(ValueError, match="32 of 32 planned steps are done"):
+            agent.resume()
+
+    def test_a_plan_is_resumed_to_its_end(self, tmp_path):
+        agent = small(learning_rate=Linear(1e-3))
+        agent.learn(4 * UPDATE, lambda *_: agent.num_timesteps <= 2 * UPDATE)
+        agent.save(tmp_path / "agent.zip")
+        loaded = DistributionalPPO.load(tmp_path / "agent.zip", cart_poles(), device="cpu").resume()
+        assert loaded.num_timesteps >= 4 * UPDATE
+        assert loaded._total_timesteps == 4 * UPDATE
+        assert loaded.hyperparams.current("learning_rate") <= 0
+
+
+class TestEnvironments:
+    @pytest.mark.parametrize("number", [1, 2, 5])
+    def test_may_be_another_number(self, number, tmp_path):
+        small().learn(UPDATE).save(tmp_path / "agent.zip")
+        loaded = DistributionalPPO.load(tmp_path / "agent.zip", cart_poles(number), device="cpu")
+        assert loaded.n_envs == number
+        loaded.learn(16 * number, reset_num_timesteps=False)
+        assert loaded.num_timesteps == UPDATE + 16 * number
+
+    def test_statistics_go_into_the_wrapper_that_is_there(self, tmp_path):
+        agent = small(cart_poles(normalize=True)).learn(UPDATE)
+        agent.save(tmp_path / "agent.zip")
+        env = cart_poles(normalize=True)
+        env.training = False
+        loaded = DistributionalPPO.load(tmp_path / "agent.zip", env, device="cpu")
+        assert loaded.get_env() is env
+        assert not isinstance(env.venv, VecNormalize)
+        assert np.array_equal(env.obs_rms.mean, agent.get_env().obs_rms.mean)
+        assert env.obs_rms.count == agent.get_env().obs_rms.count
+        assert env.training is False
+
+    def test_a_wrapper_is_made_where_there_is_none(self, tmp_path):
+        env = VecNormalize(make_vec_env("CartPole-v1", 2), norm_reward=False, clip_obs=3.0)
+        agent = small(env).learn(UPDATE)
+        agent.save(tmp_path / "agent.zip")
+        plain = cart_poles()
+        loaded = DistributionalPPO.load(tmp_path / "agent.zip", plain, device="cpu")
+        wrapper = loaded.get_env()
+        assert isinstance(wrapper, VecNormalize)
+        assert wrapper.venv is plain
+        assert (wrapper.clip_obs, wrapper.norm_reward) == (3.0, False)
+        assert np.array_equal(wrapper.obs_rms.var, env.obs_rms.var)
+        loaded.learn(UPDATE)
+
+    def test_without_one_observations_can_be_normalised(self, tmp_path):
+        agent = small(cart_poles(normalize=True)).learn(UPDATE)
+        agent.save(tmp_path / "agent.zip")
+        loaded = DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
+        raw = np.array([[0.1, -0.2, 0.3, 1.0]], np.float32)
+        assert np.array_equal(loaded.normalizer.normalize(raw), agent.get_env().normalize_obs(raw))
+        again = copy.deepcopy(loaded)
+        assert np.array_equal(again.normalizer.normalize(raw), agent.get_env().normalize_obs(raw))
+        loaded.set_env(cart_poles())
+        assert np.array_equal(unwrap_vec_normalize(loaded.get_env()).obs_rms.mean, agent.get_env().obs_rms.mean)
+
+    def test_statistics_of_dictionaries(self, tmp_path):
+        class Two(gymnasium.ObservationWrapper):
+            observation_space = spaces.Dict({"a": spaces.Box(-9, 9, (3,)), "b": spaces.Box(-9, 9, (1,))})
+
+            def observation(self, observation):
+                return {"a": observation[:3], "b": observation[3:]}
+
+        def env(**kwargs):
+            venv = DummyVecEnv([lambda: Two(gymnasium.make("CartPole-v1"))] * 2)
+            return VecNormalize(venv, norm_reward=False, norm_obs_keys=["b"])
+
+        agent = small(env(), "MultiInputLstmPolicy").learn(UPDATE)
+        agent.save(tmp_path / "agent.zip")
+        loaded = DistributionalPPO.load(tmp_path / "agent.zip", env(), device="cpu")
+        assert loaded.get_env().obs_rms["b"].mean == agent.get_env().obs_rms["b"].mean
+
+    def test_pending_observations_are_normalised_with_inherited_statistics(self):
+        donor, agent = (small(cart_poles(normalize=True)) for _ in range(2))
+        donor.learn(6 * UPDATE)
+        agent.learn(UPDATE)
+        raw = agent.get_env().get_original_obs()
+        agent.set_parameters(donor.get_parameters())
+        assert np.array_equal(agent._last_obs, donor.get_env().normalize_obs(raw))
+        stacked = small(VecFrameStack(cart_poles(normalize=True), 2)).learn(UPDATE)
+        stacked.set_parameters(stacked.get_parameters())
+        stacked.learn(UPDATE, reset_num_timesteps=False)
+
+    def test_statistics_of_other_observations_are_refused_and_nothing_changes(self):
+        agent = small(cart_poles(normalize=True)).learn(UPDATE)
+        states = agent.get_parameters()
+        states["normalizer_state"]["obs_rms"][""]["mean"] = np.zeros(3)
+        states["normalizer_state"]["obs_rms"][""]["var"] = np.ones(3)
+        states["return_scale_state"]["mean"] += 5
+        before = learned(agent)
+        with pytest.raises(ValueError, match=r"shapes.*\(3,\).*\(4,\)"):
+            agent.set_parameters(states)
+        assert not compare(learned(agent), before)
+
+
+class Extractor(FlattenExtractor):
+    """Somebody's own."""
+
+
+def halving(progress):
+    return 1e-3 * (0.5 + progress / 2)
+
+
+class TestFilesNameWhatTheyCannotHold:
+    def test_classes_must_be_given_again(self, tmp_path):
+        agent = small(policy_kwargs={"features_extractor_class": Extractor})
+        agent.save(tmp_path / "agent.zip")
+        with pytest.raises(CheckpointError, match=r"features_extractor_class=.*Extractor.*custom_objects"):
+            DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
+        for name in ("features_extractor_class", "policy_kwargs.features_extractor_class", "Extractor"):
+            loaded = DistributionalPPO.load(tmp_path / "agent.zip", device="cpu", custom_objects={name: Extractor})
+            assert type(loaded.policy.features_extractor) is Extractor
+
+    def test_functions_must_be_given_again(self, tmp_path):
+        agent = small(learning_rate=halving)
+        agent.save(tmp_path / "agent.zip")
+        with pytest.raises(CheckpointError, match=r"learning_rate=.*halving"):
+            DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
+        loaded = DistributionalPPO.load(tmp_path / "agent.zip", device="cpu", learning_rate=halving)
+        assert loaded.hyperparams.schedule("learning_rate") is halving
+        assert DistributionalPPO.load(tmp_path / "agent.zip", device="cpu", learning_rate=1e-5).learning_rate == 1e-5
+
+    @pytest.mark.parametrize("schedule", [Linear(1e-3), Linear(1e-3, 1e-5), Cosine(2e-3), LinearSchedule(1e-3, 0, 0.5)])
+    def test_known_schedules_need_not(self, schedule, tmp_path):
+        agent = small(learning_rate=schedule, clip_range=Linear(0.2, 0.1))
+        agent.hyperparams["learning_rate"] *= 2
+        agent.save(tmp_path / "agent.zip")
+        loaded = DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
+        for progress in (1.0, 0.6, 0.1):
+            for model in (agent, loaded):
+                model.hyperparams.advance(progress)
+            assert loaded.hyperparams.current("learning_rate") == agent.hyperparams.current("learning_rate")
+            assert loaded.hyperparams.current("clip_range") == agent.hyperparams.current("clip_range")
+
+    def test_known_classes_need_not(self, tmp_path):
+        networks = {"activation_fn": torch.nn.GELU, "features_extractor_class": FlattenExtractor}
+        agent = small(policy_kwargs=networks, optimizer_class=torch.optim.NAdam, optimizer_kwargs={"betas": (0.8, 0.9)})
+        agent.save(tmp_path / "agent.zip")
+        loaded = DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
+        assert isinstance(loaded.policy.actor_network[1], torch.nn.GELU)
+        assert isinstance(loaded.policy.optimizer, torch.optim.NAdam)
+        assert loaded.policy.optimizer.param_groups[0]["betas"] == (0.8, 0.9)
+
+    def test_nothing_is_imported_because_a_file_says_so(self, tmp_path, monkeypatch):
+        (tmp_path / "trap.py").write_text("raise SystemExit('imported')")
+        monkeypatch.syspath_prepend(tmp_path)
+        agent = small()
+        config = agent.config()
+        for tag in ("$class", "$foreign"):
+            config["settings"]["policy_kwargs"]["activation_fn"] = {tag: "trap.Tanh"}
+            write(tmp_path / "agent.zip", agent.state_tree(), config=config)
+            with pytest.raises(CheckpointError, match=r"trap\.Tanh"):
+                DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
+
+    def test_another_class_of_agents_is_named(self, tmp_path):
+        small(kind=WithToy).save(tmp_path / "agent.zip")
+        with pytest.raises(CheckpointError, match=r"WithToy.load\(\)"):
+            DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
+
+
+class TestHostileFiles:
+    """Files that are whole, with checksums that hold, and lie."""
+
+    @pytest.mark.parametrize(
+        ("place", "value"),
+        [
+            (("settings", "policy_kwargs", "lstm_hidden_size"), 10**9),
+            (("settings", "policy_kwargs", "n_lstm_layers"), 10**12),
+            (("settings", "policy_kwargs", "net_arch"), [10**9]),
+            (("settings", "policy_kwargs", "num_quantiles"), 10**9),
+            (("settings", "policy_kwargs", "unknown"), 1),
+            (("settings", "gamma"), 5),
+            (("settings", "n_steps"), None),
+            (("settings", "unknown"), 1),
+            (("settings", "policy"), "NoPolicy"),
+            (("settings",), 5),
+            (("settings", "learning_rate"), {"$schedule": "Linear", "start": "x"}),
+            (("settings", "learning_rate"), {"$schedule": "open", "file": "x"}),
+            (("settings", "learning_rate"), {"$unknown": 1}),
+            (("observation_space",), {"$space": {"kind": "Box", "low": 0, "high": 1, "shape": [2**40], "dtype": "f4"}}),
+            (("observation_space",), {"$space": {"kind": "Box", "low": 0, "high": 1, "shape": [4], "dtype": "O"}}),
+            (("observation_space",), {"$space": {"kind": "Discrete", "n": 10**12, "start": 0}}),
+            (("action_space",), {"$space": {"kind": "Discrete", "n": -1, "start": 0}}),
+            (("action_space",), {"$space": {"kind": "Discrete", "n": 10**12, "start": 0}}),
+            (("action_space",), {"$space": {"kind": "eval"}}),
+            (("action_space",), 3),
+            (("n_envs",), "many"),
+        ],
+        ids=str,
+    )
+    def test_settings(self, place, value, tmp_path):
+        agent = small()
+        config = agent.config()
+        target = config
+        for key in place[:-1]:
+            target = target[key]
+        target[place[-1]] = value
+        write(tmp_path / "agent.zip", agent.state_tree(), config=config)
+        with pytest.raises(CheckpointError):
+            DistributionalPPO.load(tmp_path / "agent.zip", cart_poles(), device="cpu")
+
+    @pytest.mark.parametrize(
+        ("component", "change"),
+        [
+            ("policy", lambda state: state.pop("action_head.bias")),
+            ("policy", lambda state: state.update({"action_head.bias": torch.zeros(5)})),
+            ("policy", lambda state: state.update({"action_head.bias": "zeros"})),
+            ("optimizer", lambda state: state["state"][0].update(first_moment=torch.zeros(7))),
+            ("optimizer", lambda state: state.update(param_groups=[])),
+            ("optimizer", lambda state: state["state"].update({999: {}})),
+            ("vgs", lambda state: state.clear()),
+            ("return_scale", lambda state: state.update(mean=float("nan"))),
+            ("entropy", lambda state: state.update(plateau="now")),
+            ("hyperparams", lambda state: state.update(gamma=7.0)),
+            ("hyperparams", lambda state: state.update(unknown=7.0)),
+            ("counters", lambda state: state.update(num_timesteps=-1)),
+            ("counters", lambda state: state.update(progress_remaining="half")),
+            ("rollout", lambda state: state.pop("episodes")),
+            ("rollout", lambda state: state["running"].pop("starts")),
+            ("rollout", lambda state: state["running"]["environments"].pop("environments")),
+            ("random", lambda state: state.update(python=(1, 2, 3))),
+            ("random", lambda state: state.update(torch=torch.zeros(3))),
+            ("normalizer", lambda state: state.update(obs_rms=5)),
+        ],
+    )
+    def test_states(self, component, change, tmp_path):
+        def env():
+            return DummyVecEnv([walk] * 2)
+
+        agent = small(env()).learn(UPDATE)
+        tree = agent.state_tree()
+        change(tree[component])
+        write(tmp_path / "agent.zip", tree, config=agent.config())
+        drawn = torch.get_rng_state()
+        with pytest.raises(CheckpointError):
+            DistributionalPPO.load(tmp_path / "agent.zip", env(), device="cpu")
+        # Nothing half-loaded: not even the generators.
+        assert torch.equal(torch.get_rng_state(), drawn)
+
+    def test_files_of_stable_baselines3(self, tmp_path):
+        PPO("MlpPolicy", "CartPole-v1", device="cpu").save(tmp_path / "sb3.zip")
+        with pytest.raises(CheckpointError, match="Stable-Baselines3"):
+            DistributionalPPO.load(tmp_path / "sb3.zip", device="cpu")
+
+    def test_trees_that_are_no_agents(self, tmp_path):
+        write(tmp_path / "tree.zip", {"policy": torch.zeros(3)})
+        with pytest.raises(CheckpointError, match="holds no agent"):
+            DistributionalPPO.load(tmp_path / "tree.zip", device="cpu")
+
+    def test_a_file_holds_no_pickle(self, tmp_path):
+        agent = small(learning_rate=halving, policy_kwargs={"features_extractor_class": Extractor}).learn(UPDATE)
+        agent.save(tmp_path / "agent.zip")
+        with zipfile.ZipFile(tmp_path / "agent.zip") as archive:
+            assert archive.namelist() == ["manifest.json", "state.safetensors"]
+            json.loads(archive.read("manifest.json"))
+        assert inspect(tmp_path / "agent.zip").intact
+
+
+BOXES = st.builds(
+    lambda shape, dtype, seed: spaces.Box(
+        *np.sort(np.random.default_rng(seed).integers(0, 100, (2, *shape)), axis=0).astype(dtype), dtype=dtype
+    ),
+    st.lists(st.integers(1, 4), max_size=3).map(tuple),
+    st.sampled_from([np.float32, np.float64, np.uint8, np.int64]),
+    st.integers(0, 1000),
+)
+UNBOUNDED = st.builds(
+    lambda n, low: spaces.Box(np.full(n, -np.inf if low else 0.5, np.float32), np.full(n, np.inf, np.float32)),
+    st.integers(1, 5),
+    st.booleans(),
+)
+SIMPLE = (
+    BOXES
+    | UNBOUNDED
+    | st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 9), st.integers(-3, 3))
+    | st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    | st.builds(spaces.MultiBinary, st.integers(1, 9) | st.lists(st.integers(1, 3), min_size=2, max_size=3))
+)
+SPACES = SIMPLE | st.builds(spaces.Dict, st.dictionaries(st.text(min_size=1, max_size=5), SIMPLE, min_size=1))
+
+
+@settings(deadline=None)
+@given(space=SPACES)
+def test_spaces_are_the_same_after_json(space):
+    assert decode(json.loads(json.dumps(encode(space), allow_nan=False)), {}) == space
+
+
+def test_settings_are_those_that_make_the_same_agent():
+    arguments = {
+        "learning_rate": Linear(1e-3),
+        "gamma": 0.9,
+        "clip_range_vf": 0.3,
+        "value_clip_mode": "per_quantile",
+        "cvar_alpha": 0.3,
+        "target_kl": 0.02,
+        "kl_stop": "fraction",
+        "kl_stop_fraction": 0.5,
+        "kl_penalty": {"kp": 0.2},
+        "ent_coef": 0.02,
+        "ent_coef_final": 0.01,
+        "ent_boost_factor": 2.0,
+        "vgs_kwargs": {"alpha": 0.3},
+        "optimizer_kwargs": {"sigma": 0.01, "lr": Linear(1e-3)},
+        "stats_window_size": 7,
+        "sequence_length": 8,
+    }
+    agent = small(**arguments)
+    given = agent.settings()
+    for name, value in arguments.items():
+        expected = {"sigma": 0.01} if name == "optimizer_kwargs" else value
+        assert given[name] == expected, name
+    assert given["policy"] == "MlpLstmPolicy"
+    again = DistributionalPPO(env=cart_poles(), device="cpu", **given)
+    assert dict(again.hyperparams) == dict(agent.hyperparams)
+    assert again.settings() == given
