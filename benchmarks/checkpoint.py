@@ -1,12 +1,13 @@
 """Time to save and load a checkpoint: this library against the least that can be done, taking turns.
 
-    python benchmarks/checkpoint.py                # half a minute
+    python benchmarks/checkpoint.py                # four minutes
     python benchmarks/checkpoint.py --quick        # a few seconds
     python benchmarks/checkpoint.py --folder /mnt/disk
 
 A million parameters with the two moments of Adam, 12 MB. Saving is compared to `safetensors.torch.save_file` and fsync,
 which writes the same tensors, without the rest of the tree, without checksums, and over the old file; loading to
-reading the bytes and one SHA-256 over them. Ratios are of turns next to each other.
+reading the bytes and one SHA-256 over them. Ratios are of turns next to each other. Training is CartPole with the
+default agent and one torch thread; every update is saved in the background.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ import numpy as np
 import safetensors.torch
 import torch
 from common import alternate, ratio, show_table, write_result
+from stable_baselines3.common.env_util import make_vec_env
 
+from driftproof.ppo import DistributionalPPO, SaveCheckpoints
 from driftproof.state import files
 from driftproof.state.tree import flatten
+
+STEPS, ENVS = 128, 8
 
 
 def agent_tree() -> dict[str, Any]:
@@ -77,6 +82,31 @@ def files_section(folder: Path, rounds: int, repeats: int) -> str:
     return show_table(title, ["", "ms", "times the least"], rows)
 
 
+def training_section(folder: Path, rounds: int, updates: int, batch_size: int, epochs: int) -> str:
+    """Training as fast as it goes, and while every update is saved in the background, taking turns."""
+    agents = {name: training_agent(batch_size, epochs) for name in ("no checkpoints", "one at every update")}
+    saving = SaveCheckpoints(folder / f"checkpoints_{epochs}", keep_last=3)
+    callbacks = {"no checkpoints": None, "one at every update": saving}
+    steps = updates * STEPS * ENVS
+    candidates = {
+        name: lambda name=name: agents[name].learn(steps, callbacks[name], reset_num_timesteps=False) for name in agents
+    }
+    times = alternate(candidates, rounds, 1)
+    slower = ratio(times, "one at every update", "no checkpoints")
+    rows = [
+        [name, f"{steps / np.median(seconds):,.0f}", f"{slower - 1:.1%}" if name in list(agents)[1:] else ""]
+        for name, seconds in times.items()
+    ]
+    title = f"Training, {ENVS} x {STEPS} steps, {epochs} epochs of minibatches of {batch_size}"
+    return show_table(title, ["", "steps/s", "time lost"], rows)
+
+
+def training_agent(batch_size: int, epochs: int) -> DistributionalPPO:
+    settings = {"n_steps": STEPS, "batch_size": batch_size, "n_epochs": epochs, "seed": 0, "device": "cpu"}
+    agent = DistributionalPPO("MlpLstmPolicy", make_vec_env("CartPole-v1", ENVS, seed=0), **settings)
+    return agent.learn(2 * STEPS * ENVS)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
@@ -88,6 +118,10 @@ def main() -> None:
     rounds, repeats = (5, 2) if args.quick else (args.rounds, args.repeats)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         sections = [files_section(Path(folder), rounds, repeats)]
+        # The agent's own minibatches and epochs, and those of throughput.py, which are the fewest anyone uses.
+        for updates, batch_size, epochs in ((2, 64, 10), (8, 256, 4)):
+            turns = 1 if args.quick else updates
+            sections.append(training_section(Path(folder), rounds, turns, batch_size, epochs))
     if not args.quick:
         write_result("checkpoint", " ".join(["python", *sys.argv]), sections)
 

@@ -32,8 +32,7 @@ def told(path):
     tree = read(path).tree
     for group in tree["optimizer"]["param_groups"]:
         group.pop("differentiable", None)
-    for episode in tree["rollout"]["episodes"]:
-        episode.pop("t")
+    tree["rollout"]["episodes"].pop("t")
     return tree
 
 

@@ -23,13 +23,13 @@ class SlowStore(CheckpointStore):
         super().__init__(folder, keep_last=None, **options)
         self.started, self.go, self.steps, self.fail = threading.Semaphore(0), threading.Semaphore(0), [], {}
 
-    def save(self, tree, step, **options):
+    def save_serialized(self, serialized, step, **options):
         self.started.release()
         self.go.acquire()
         self.steps.append(step)
         if step in self.fail:
             raise self.fail[step]
-        return super().save(tree, step, **options)
+        return super().save_serialized(serialized, step, **options)
 
     def let(self, count):
         self.go.release(count)
@@ -74,8 +74,8 @@ def test_all_are_written_on_request(tmp_path):
 def test_never_an_older_one_after_a_newer_one(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=2)
     seen = []
-    original = store.save
-    store.save = lambda tree, step, **options: (seen.append(step), original(tree, step, **options))[1]
+    original = store.save_serialized
+    store.save_serialized = lambda tree, step, **options: (seen.append(step), original(tree, step, **options))[1]
     with AsyncWriter(store) as writer:
         for step in range(200):
             writer.save({"w": torch.full((100,), float(step))}, step)
@@ -150,9 +150,9 @@ import sys, time
 from driftproof.state import AsyncWriter, CheckpointStore
 
 class Store(CheckpointStore):
-    def save(self, tree, step, **options):
+    def save_serialized(self, serialized, step, **options):
         time.sleep(0.3)
-        return super().save(tree, step, **options)
+        return super().save_serialized(serialized, step, **options)
 
 writer = AsyncWriter(Store(sys.argv[1]))
 writer.save({"step": 1}, 1)

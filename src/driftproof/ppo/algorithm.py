@@ -528,7 +528,7 @@ class DistributionalPPO(Persistent):
         result["optimizer_kwargs"] = {key: value for key, value in self.optimizer_kwargs.items() if key != "lr"}
         return result
 
-    def _state_was_loaded(self) -> None:
+    def state_was_loaded(self) -> None:
         self.hyperparams.advance(self._current_progress_remaining)
         if isinstance(self._take_step, GraphedStep):
             self._take_step.forget()

@@ -89,7 +89,7 @@ class Persistent(BaseAlgorithm):
                 warning.
         """
         load_state(self.policy, self.components(), tree, exact_match)
-        self._state_was_loaded()
+        self.state_was_loaded()
 
     def get_parameters(self, include_optimizer: bool = True) -> dict[str, dict[str, Any]]:
         """A copy of everything that the agent has learned, by name, which later training does not change.
@@ -102,7 +102,7 @@ class Persistent(BaseAlgorithm):
         parts = {name: part for name, part in self.components().items() if name not in _OWN_PLACE}
         if not include_optimizer:
             del parts["optimizer"]
-        return {_external(name): state for name, state in self._copied(parts).items()}
+        return {external_name(name): state for name, state in self._copied(parts).items()}
 
     def set_parameters(
         self,
@@ -121,12 +121,14 @@ class Persistent(BaseAlgorithm):
         parts = {name: part for name, part in self.components().items() if name not in _OWN_PLACE}
         states: Mapping[str, Any]
         if isinstance(load_path_or_dict, Mapping):
-            states = {_internal(name): state for name, state in load_path_or_dict.items()}
+            states = {internal_name(name): state for name, state in load_path_or_dict.items()}
         else:
             tree = read(_with_suffix(load_path_or_dict)).tree
-            states = {name: state for name, state in tree.items() if name not in _OWN_PLACE}
-        load_state(self.policy, parts, states, exact_match, external=_external)
-        self._state_was_loaded()
+            # Files that were converted have the names that users know.
+            named = {internal_name(name): state for name, state in tree.items()}
+            states = {name: state for name, state in named.items() if name not in _OWN_PLACE}
+        load_state(self.policy, parts, states, exact_match, external=external_name)
+        self.state_was_loaded()
         if self.env is not None and self._last_obs is not None and "normalizer" in states:
             # Where wrappers made something else of what was normalised, only a new episode is right.
             self._last_obs = renormalized(self.env) if self.normalizer.is_used else self._last_obs
@@ -208,7 +210,7 @@ class Persistent(BaseAlgorithm):
         for name, value in kwargs.items():
             if isinstance(getattr(cls, name, None), Setting):
                 setattr(agent, name, value)
-        agent._state_was_loaded()
+        agent.state_was_loaded()
         return agent
 
     def config(self) -> dict[str, Any]:
@@ -225,7 +227,7 @@ class Persistent(BaseAlgorithm):
         """Arguments that make an agent like this one, but for its environment and its device."""
         raise NotImplementedError
 
-    def _state_was_loaded(self) -> None:
+    def state_was_loaded(self) -> None:
         """See to what depends on the state."""
         raise NotImplementedError
 
@@ -290,7 +292,7 @@ def _rebuild(kind: type[Self], state: Mapping[str, Any]) -> Self:
     device = state["device"] if torch.cuda.is_available() else "cpu"
     agent = kind._rebuilt(state["settings"], state["spaces"], device)
     load_state(agent.policy, without(agent.components(), ["random"]), state["tree"], exact_match=True)
-    agent._state_was_loaded()
+    agent.state_was_loaded()
     return agent
 
 
@@ -347,11 +349,13 @@ def _with_suffix(path: Any) -> Any:
     return named if named.suffix else named.with_suffix(".zip")
 
 
-def _external(name: str) -> str:
+def external_name(name: str) -> str:
+    """What :meth:`Persistent.get_parameters` calls a component."""
     return _NAMES.get(name, f"{name}_state")
 
 
-def _internal(name: str) -> str:
+def internal_name(name: str) -> str:
+    """A component's name in the tree, from either."""
     for internal, external in _NAMES.items():
         if name == external:
             return internal

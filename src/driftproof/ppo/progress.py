@@ -66,7 +66,10 @@ class Generators:
 
     def state_dict(self) -> dict[str, Any]:
         """All states. Environments that hide their generators are left out."""
-        state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
+        version, words, gauss = random.getstate()
+        # As an array: hundreds of numbers one by one would be most of what there is to save.
+        state: dict[str, Any] = {"python": (version, np.array(words, np.uint32), gauss)}
+        state["numpy"] = np.random.get_state(legacy=False)
         state["torch"] = torch.get_rng_state()
         state["cuda"] = torch.cuda.get_rng_state(self._agent.device) if self._agent.device.type == "cuda" else None
         state["environments"] = None if self._agent.env is None else generator_states(self._agent.env)
@@ -74,7 +77,8 @@ class Generators:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Draw the numbers from now on that would have been drawn from then on."""
-        random.setstate(state_dict["python"])
+        version, words, gauss = state_dict["python"]
+        random.setstate((version, tuple(words.tolist()), gauss))
         np.random.set_state(state_dict["numpy"])
         torch.set_rng_state(state_dict["torch"].cpu())
         if state_dict["cuda"] is not None and self._agent.device.type == "cuda":
@@ -125,7 +129,8 @@ class Edge:
         agent = self._agent
         if wrong := set(state_dict) ^ {"episodes", "successes", "running"}:
             raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
-        agent.ep_info_buffer = deque(map(dict, state_dict["episodes"]), maxlen=agent._stats_window_size)
+        episodes = [dict(zip(state_dict["episodes"], row, strict=True)) for row in _rows(state_dict["episodes"])]
+        agent.ep_info_buffer = deque(episodes, maxlen=agent._stats_window_size)
         agent.ep_success_buffer = deque(state_dict["successes"], maxlen=agent._stats_window_size)
         agent._last_obs, agent._in_rollout = None, False
         running = state_dict["running"]
@@ -169,7 +174,11 @@ class Edge:
         return running["observation"]
 
 
-def _episodes(infos: Iterable[Mapping[str, Any]] | None) -> list[dict[str, float]]:
-    """Numbers that a Monitor told of recent episodes."""
-    numbers = (int, float, np.number)
-    return [{key: float(x) for key, x in info.items() if isinstance(x, numbers)} for info in infos or ()]
+def _episodes(infos: Iterable[Mapping[str, Any]] | None) -> dict[str, Any]:
+    """What a Monitor told of recent episodes: their return, length and time."""
+    infos = list(infos or ())
+    return {key: np.array([info[key] for info in infos], np.float64) for key in ("r", "l", "t")}
+
+
+def _rows(columns: Mapping[str, Any]) -> list[list[float]]:
+    return np.stack([columns[key] for key in columns], 1).tolist()  # type: ignore[no-any-return]

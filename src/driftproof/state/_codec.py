@@ -10,6 +10,7 @@ Paths are tuples of keys until someone reads them: long keys in a hostile file c
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -60,8 +61,11 @@ _ESCAPED = re.compile("[%/\x00-\x1f\x7f\ud800-\udfff]")
 
 def component(key: Any) -> str:
     """A key as part of a path: no two keys of a dict have the same one, whatever their types."""
-    if type(key) is not str:
-        return repr(key)
+    return _text(key) if type(key) is str else repr(key)
+
+
+@functools.lru_cache(2**12)
+def _text(key: str) -> str:
     escaped = _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", key)
     return f"'{escaped}" if _needs_quote(key) else escaped
 
@@ -203,9 +207,9 @@ class _Encoder:
         if kind in ("tensor", "array"):
             return self._shared(kind, value, path)
         if kind == "scalar":
-            return self._store(kind, copy_to_tensor(value), path)
+            return self._store(kind, copy_to_tensor(value), render(path))
         if kind == "bytes":
-            return self._store(kind, copy_to_tensor(np.frombuffer(value, np.uint8)), path)
+            return self._store(kind, copy_to_tensor(np.frombuffer(value, np.uint8)), render(path))
         return _encode_plain(value)
 
     def _dict(self, value: dict[Any, Any], path: Path, depth: int) -> Any:
@@ -218,15 +222,12 @@ class _Encoder:
         return {"$dict": [[_encode_plain(key), item] for key, item in pairs]}
 
     def _shared(self, kind: str, value: Any, path: Path) -> Any:
-        key = memory_key(value)
-        if key is not None and key in self._paths:
+        key, name = memory_key(value), render(path)
+        if key is not None and self._paths.setdefault(key, name) is not name:
             return _reference(kind, self._paths[key], value)
-        if key is not None:
-            self._paths[key] = render(path)
-        return self._store(kind, value.detach() if kind == "tensor" else copy_to_tensor(value), path)
+        return self._store(kind, value.detach() if kind == "tensor" else copy_to_tensor(value), name)
 
-    def _store(self, kind: str, tensor: Tensor, path: Path) -> Any:
-        name = render(path)
+    def _store(self, kind: str, tensor: Tensor, name: str) -> Any:
         reference = _reference(kind, name, tensor)
         self.tensors[name] = torch.view_as_real(tensor.resolve_conj()) if tensor.dtype == torch.complex128 else tensor
         return reference

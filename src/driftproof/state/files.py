@@ -70,35 +70,7 @@ def write(target: Source, tree: Any, *, config: Mapping[str, Any] | None = None,
         ValueError: There are too many plain values.
         OSError: The file cannot be written; an old one at that path is as it was.
     """
-    check_flag("exact", exact)
-    tensors, plain = flatten(tree)
-    in_config, plain_config = flatten(dict(config or {}))
-    if in_config:
-        raise TypeError(f"config may hold plain values only, and not those at {', '.join(sorted(in_config))}")
-    header, data = _serialized(tensors)
-    state: list[bytes | memoryview] = [len(header).to_bytes(8, "little"), header, *data]
-    size, digest, crc = 0, hashlib.sha256(), 0
-    for part in state:
-        size += len(part)
-        digest.update(part)
-        crc = zlib.crc32(part, crc)
-    contents = {
-        "format": "driftproof",
-        "format_version": FORMAT_VERSION,
-        "versions": dict(_versions()),
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "exact": exact,
-        "config": plain_config,
-        "files": {STATE: {"bytes": size, "sha256": digest.hexdigest()}},
-        "state": plain,
-    }
-    manifest = json.dumps(contents, allow_nan=False).encode("ascii")
-    for text in (manifest, header):
-        if problem := excess(text):
-            raise ValueError(f"the tree is too large for a file: it has {problem}; put many numbers into one array")
-    members = [Member(MANIFEST, len(manifest), zlib.crc32(manifest)), Member(STATE, size, crc)]
-    parts: list[bytes | memoryview] = [_container.header(members[0]), manifest, _container.header(members[1]), *state]
-    parts.append(_container.directory(members))
+    parts = serialize(tree, config=config, exact=exact).parts()
     if isinstance(target, str | os.PathLike):
         write_atomically(target, parts)
     else:
@@ -106,14 +78,72 @@ def write(target: Source, tree: Any, *, config: Mapping[str, Any] | None = None,
             target.write(part)
 
 
-def _serialized(tensors: dict[str, Tensor]) -> tuple[bytes, list[memoryview]]:
-    """The header of safetensors and the data behind it, which is not copied: `safetensors.torch.save` does it twice."""
+@dataclass(frozen=True)
+class Serialized:
+    """A tree as it stands in a file, but for the checksums, which take longer than all the rest."""
+
+    manifest: dict[str, Any]
+    header: bytes
+    """Of safetensors."""
+    data: list[memoryview]
+
+    def parts(self) -> list[bytes | memoryview]:
+        """The bytes of the file, in pieces."""
+        state: list[bytes | memoryview] = [len(self.header).to_bytes(8, "little"), self.header, *self.data]
+        digest, crc, size = hashlib.sha256(), 0, 0
+        for part in state:
+            digest.update(part)
+            crc, size = zlib.crc32(part, crc), size + len(part)
+        files = {STATE: {"bytes": size, "sha256": digest.hexdigest()}}
+        manifest = json.dumps({**self.manifest, "files": files}, allow_nan=False).encode("ascii")
+        for text in (manifest, self.header):
+            if problem := excess(text):
+                raise ValueError(f"the tree is too large for a file: it has {problem}; put many numbers into one array")
+        members = [Member(MANIFEST, len(manifest), zlib.crc32(manifest)), Member(STATE, size, crc)]
+        first: list[bytes | memoryview] = [_container.header(members[0]), manifest, _container.header(members[1])]
+        return [*first, *state, _container.directory(members)]
+
+
+def serialize(
+    tree: Any, *, config: Mapping[str, Any] | None = None, exact: bool = False, copied: bool = False
+) -> Serialized:
+    """What :func:`write` writes.
+
+    Args:
+        tree: Must not change until it is written, unless it is ``copied``.
+        config: As for :func:`write`.
+        exact: As for :func:`write`.
+        copied: Take a copy of all tensors, in one piece.
+    """
+    check_flag("exact", exact)
+    tensors, plain = flatten(tree)
+    in_config, plain_config = flatten(dict(config or {}))
+    if in_config:
+        raise TypeError(f"config may hold plain values only, and not those at {', '.join(sorted(in_config))}")
+    header, rows = _serialize_tensors(tensors)
+    if copied and rows:
+        rows = [torch.cat(rows)]
+    manifest = {
+        "format": "driftproof",
+        "format_version": FORMAT_VERSION,
+        "versions": dict(_versions()),
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "exact": exact,
+        "config": plain_config,
+        "state": plain,
+    }
+    return Serialized(manifest, header, [row.numpy().data for row in rows])
+
+
+def _serialize_tensors(tensors: dict[str, Tensor]) -> tuple[bytes, list[Tensor]]:
+    """The header of safetensors and the bytes behind it, not copied, which `safetensors.torch.save` does twice."""
     if sys.byteorder != "little":
         raise NotImplementedError("checkpoints are little-endian, and this machine is not")
-    entries, data, end = {}, [], 0
+    entries, rows, end = {}, [], 0
     # Large items first, so that all are aligned.
     for path, tensor in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
-        tensor = tensor.cpu().resolve_conj().resolve_neg().contiguous()
+        if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.cpu().resolve_conj().resolve_neg().contiguous()
         start, end = end, end + tensor.nbytes
         entries[path] = {
             "dtype": TENSOR_DTYPES[tensor.dtype],
@@ -121,10 +151,9 @@ def _serialized(tensors: dict[str, Tensor]) -> tuple[bytes, list[memoryview]]:
             "data_offsets": [start, end],
         }
         # Not reshape, which keeps odd strides of dimensions of one, and then refuses another view.
-        row = tensor.as_strided((tensor.numel(),), (1,))
-        data.append(row.view(torch.uint8).numpy().data)
+        rows.append(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8))
     header = json.dumps(entries).encode("ascii")
-    return header + b" " * (-len(header) % 8), data
+    return header + b" " * (-len(header) % 8), rows
 
 
 @functools.cache

@@ -20,8 +20,7 @@ import torch
 
 from driftproof._arguments import check_count, check_option
 from driftproof.state._atomic import remove_abandoned, write_atomically
-from driftproof.state.files import Checkpoint, CheckpointError, read, write
-from driftproof.state.tree import copy_tree, flatten
+from driftproof.state.files import Checkpoint, CheckpointError, Serialized, read, serialize
 
 _NAME = re.compile(r"checkpoint_(\d{12,})\.zip")
 _MAX_POINTER_BYTES = 4096
@@ -78,9 +77,13 @@ class CheckpointStore:
         Returns:
             The path of the checkpoint.
         """
+        return self.save_serialized(serialize(tree, config=config, exact=exact), step, score=score)
+
+    def save_serialized(self, serialized: Serialized, step: int, *, score: float | None = None) -> Path:
+        """:meth:`save` of what :func:`driftproof.state.files.serialize` made of a tree."""
         check_count("step", step)
         path = self.folder / f"checkpoint_{step:012d}.zip"
-        write(path, tree, config=config, exact=exact)
+        write_atomically(path, serialized.parts())
         self._point("latest", _Pointer(path.name, int(step)))
         self._update_best(path.name, int(step), None if score is None or math.isnan(score) else float(score))
         self._rotate()
@@ -228,11 +231,11 @@ class AsyncWriter:
         if self._closed:
             raise RuntimeError("this writer is closed")
         check_count("step", step)
-        copied, copied_config = copy_tree(tree), copy_tree(dict(config or {}))
-        _finish_copies(copied)
+        # What needs the interpreter is done here, for the thread would take it from training again and again.
+        serialized = serialize(tree, config=config, exact=exact, copied=True)
 
         def job() -> Path:
-            return self.store.save(copied, step, config=copied_config, exact=exact, score=score)
+            return self.store.save_serialized(serialized, step, score=score)
 
         with self._changed:
             if self._thread is None:
@@ -293,10 +296,3 @@ class AsyncWriter:
         if failure is not None:
             step, error = failure
             raise RuntimeError(f"writing the checkpoint of step {step} in the background failed: {error}") from error
-
-
-def _finish_copies(tree: Any) -> None:
-    """Wait for copies on CUDA: the thread that writes them does not know the streams that make them."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        for device in {tensor.device for tensor in flatten(tree)[0].values() if tensor.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()
