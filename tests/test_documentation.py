@@ -12,7 +12,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_examples_run(page, capsys):
+def test_examples_run(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
         exec(compile(block, str(page), "exec"), namespace)
