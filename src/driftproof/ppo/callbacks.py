@@ -61,6 +61,11 @@ class SaveCheckpoints(BaseCallback):
         self._saved_at = 0
 
     def _on_training_start(self) -> None:
+        if self.model.num_timesteps == 0 and self.store.list():
+            raise ValueError(
+                f"{self.store.folder} holds the checkpoints of another run: choose another folder, or go on with that "
+                "run, DistributionalPPO.load(path, env).resume(...)"
+            )
         # What training begins with is where it came from.
         self._saved_at = self.model.num_timesteps
         if self.background and self._writer is None:
@@ -75,11 +80,12 @@ class SaveCheckpoints(BaseCallback):
             self._save()
 
     def _on_training_end(self) -> None:
-        if self.model.num_timesteps != self._saved_at:
+        # Within a rollout nothing has been learned since the last update, and the last checkpoint is the better one.
+        if self.model.num_timesteps != self._saved_at and not self.model._in_rollout:
             self._save()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
     def _updates(self) -> int:
         """Counted over all of training, so that one that was interrupted saves when it would have."""
@@ -87,7 +93,7 @@ class SaveCheckpoints(BaseCallback):
 
     def _save(self) -> None:
         agent = self.model
-        if self.restart_environments and not agent._in_rollout and self._updates() % self.every == 0:
+        if self.restart_environments and self._updates() % self.every == 0:
             agent.edge.restart(((agent.seed or 0) * 1_000_003 + agent.num_timesteps) % _SEEDS)
         self._saved_at = agent.num_timesteps
         episodes = agent.ep_info_buffer

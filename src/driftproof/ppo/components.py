@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from driftproof._arguments import check_number
 from driftproof.nn.policies import DistributionalPolicy
-from driftproof.optim import VarianceGradientScaler
+from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
 from driftproof.state import Stateful, copy_tree
 
 _LARGEST = torch.finfo(torch.float32).max
@@ -66,19 +67,29 @@ def load_state(
             raise ValueError(message)
         warnings.warn(message, stacklevel=3)
     before = copy_tree({name: dict(part.state_dict()) for name, part in components.items()})
+    touched: dict[str, Stateful] = {}
     try:
-        _load_all(policy, components, copy_tree(states))
+        _load_all(policy, components, copy_tree(states), touched)
     except Exception:
-        _load_all(policy, components, before)
+        for name, part in touched.items():
+            # One that does not take its own state back must not keep the others from it, nor hide the cause.
+            with contextlib.suppress(Exception):
+                _load_all(policy, {name: part}, before, {})
         raise
 
 
-def _load_all(policy: DistributionalPolicy, components: Mapping[str, Stateful], states: Mapping[str, Any]) -> None:
+def _load_all(
+    policy: DistributionalPolicy,
+    components: Mapping[str, Stateful],
+    states: Mapping[str, Any],
+    touched: dict[str, Stateful],
+) -> None:
     widened = policy.lacks_second_critic(states.get("policy", {}))
     for name, part in components.items():
         if name not in states:
             continue
         state = states[name]
+        touched[name] = part
         if isinstance(part, Optimizer):
             if widened:
                 state = _with_more_parameters(state, len(list(policy.parameters())))
@@ -97,15 +108,21 @@ def _with_settings_of(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, 
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if strange := [index for index in state["state"] if index not in range(len(parameters))]:
         raise ValueError(f"the optimizer has a state for parameters {strange}, of {len(parameters)}")
-    for index, entries in state["state"].items():
+    # Others may have states of other shapes.
+    elementwise = isinstance(optimizer, UPGD | AdaptiveUPGD | UPGDW | Adam | AdamW | SGD)
+    for index, entries in state["state"].items() if elementwise else ():
         for key, entry in entries.items():
             if isinstance(entry, Tensor) and entry.ndim and entry.shape != parameters[index].shape:
                 raise ValueError(
                     f"the optimizer's {key} of parameter {index} has shape {tuple(entry.shape)}, but the parameter "
                     f"{tuple(parameters[index].shape)}"
                 )
-    own = [{**group, "params": given["params"]} for group, given in zip(optimizer.param_groups, groups, strict=True)]
-    return {**state, "param_groups": own}
+    merged = []
+    for own, given in zip(optimizer.param_groups, groups, strict=True):
+        # What is no setting is a state, which some optimizers keep there.
+        rest = {key: value for key, value in given.items() if key not in optimizer.defaults}
+        merged.append({**own, **rest})
+    return {**state, "param_groups": merged}
 
 
 def _with_more_parameters(state: dict[str, Any], count: int) -> dict[str, Any]:

@@ -40,17 +40,33 @@ _VEC_WRAPPERS: dict[type[VecEnvWrapper], tuple[str, ...]] = {
 """What a wrapper knows of running episodes."""
 
 
+_WITH_MEMORY = (
+    *("FrameStackObservation", "DelayObservation", "MaxAndSkipObservation", "TimeAwareObservation"),
+    *("NormalizeObservation", "NormalizeReward", "StickyAction", "RepeatAction", "RecordEpisodeStatistics"),
+    *("AtariPreprocessing", "MaxAndSkipEnv", "EpisodicLifeEnv", "StickyActionEnv", "NoopResetEnv", "AtariWrapper"),
+)
+"""Wrappers that know something of an episode, and do not tell."""
+
+
+def can_continue(env: VecEnv) -> bool:
+    """Whether all environments, and the wrappers around them, tell where they are."""
+    base, wrappers = env.unwrapped, list(_wrappers(env))
+    if not isinstance(base, DummyVecEnv | SubprocVecEnv) or not _offer_states(base):
+        return False
+    if sum(isinstance(wrapper, VecNormalize) for wrapper in wrappers) > 1:
+        return False  # The statistics of one are the agent's, and nobody knows those of the other.
+    if not all(_is_known(wrapper) or hasattr(type(wrapper), "state_dict") for wrapper in wrappers):
+        return False
+    chains = base.env_method("__str__")
+    return not any(f"<{name}<" in chain for name in _WITH_MEMORY for chain in chains)
+
+
 def environment_states(env: VecEnv) -> dict[str, Any] | None:
     """Where all environments are; ``None`` if one of them, or a wrapper, does not tell."""
-    base = env.unwrapped
-    if not isinstance(base, DummyVecEnv | SubprocVecEnv) or not _offer_states(base):
+    if not can_continue(env):
         return None
-    wrappers = []
-    for wrapper in _wrappers(env):
-        state = _wrapper_state(wrapper)
-        if state is None:
-            return None
-        wrappers.append(state)
+    base = env.unwrapped
+    wrappers = [[type(wrapper).__name__, _wrapper_state(wrapper)] for wrapper in _wrappers(env)]
     states = [{"environment": state} for state in base.env_method("state_dict")]
     for kind, name in _ENV_WRAPPERS.items():
         wrapped = [i for i, is_wrapped in enumerate(base.env_is_wrapped(kind)) if is_wrapped]
@@ -61,9 +77,8 @@ def environment_states(env: VecEnv) -> dict[str, Any] | None:
 
 def restore_environments(env: VecEnv, states: Mapping[str, Any]) -> bool:
     """Put all environments where they were; whether these are such environments at all."""
-    base = env.unwrapped
-    wrappers = list(_wrappers(env))
-    if not _offer_states(base) or len(states["wrappers"]) != len(wrappers):
+    base, wrappers = env.unwrapped, list(_wrappers(env))
+    if not can_continue(env) or [name for name, _ in states["wrappers"]] != [type(each).__name__ for each in wrappers]:
         return False
     without_learning(env)
     for i, state in enumerate(states["environments"]):
@@ -71,7 +86,7 @@ def restore_environments(env: VecEnv, states: Mapping[str, Any]) -> bool:
         for kind, name in _ENV_WRAPPERS.items():
             if name in state and all(base.env_is_wrapped(kind, indices=[i])):
                 base.env_method("set_wrapper_attr", name, state[name], indices=[i])
-    for wrapper, state in zip(wrappers, states["wrappers"], strict=True):
+    for wrapper, (_, state) in zip(wrappers, states["wrappers"], strict=True):
         _restore_wrapper(wrapper, state)
     return True
 
@@ -82,10 +97,11 @@ def without_learning(env: VecEnv) -> Observation:
     training = [normalizer.training for normalizer in normalizers]
     for normalizer in normalizers:
         normalizer.training = False
-    observation = env.reset()
-    for normalizer, before in zip(normalizers, training, strict=True):
-        normalizer.training = before
-    return observation  # type: ignore[return-value]
+    try:
+        return env.reset()  # type: ignore[return-value]
+    finally:
+        for normalizer, before in zip(normalizers, training, strict=True):
+            normalizer.training = before
 
 
 def generator_states(env: VecEnv) -> list[dict[str, Any]] | None:
@@ -128,7 +144,11 @@ def _offer_states(base: VecEnv) -> bool:
     return all(base.has_attr(name) for name in ("state_dict", "load_state_dict"))
 
 
-def _wrapper_state(wrapper: VecEnvWrapper) -> dict[str, Any] | None:
+def _is_known(wrapper: VecEnvWrapper) -> bool:
+    return isinstance(wrapper, VecFrameStack) or type(wrapper) in _VEC_WRAPPERS
+
+
+def _wrapper_state(wrapper: VecEnvWrapper) -> dict[str, Any]:
     if isinstance(wrapper, VecFrameStack):
         stacked = wrapper.stacked_obs
         if hasattr(stacked, "sub_stacked_observations") and stacked.sub_stacked_observations:
@@ -136,7 +156,8 @@ def _wrapper_state(wrapper: VecEnvWrapper) -> dict[str, Any] | None:
         return {"": stacked.stacked_obs}
     if type(wrapper) in _VEC_WRAPPERS:
         return {name: getattr(wrapper, name) for name in _VEC_WRAPPERS[type(wrapper)]}
-    return wrapper.state_dict() if hasattr(type(wrapper), "state_dict") else None
+    own: dict[str, Any] = wrapper.state_dict()
+    return own
 
 
 def _restore_wrapper(wrapper: VecEnvWrapper, state: Mapping[str, Any]) -> None:
@@ -145,7 +166,7 @@ def _restore_wrapper(wrapper: VecEnvWrapper, state: Mapping[str, Any]) -> None:
             stacked: Any = wrapper.stacked_obs
             (stacked.sub_stacked_observations[key] if key else stacked).stacked_obs = value
     elif type(wrapper) in _VEC_WRAPPERS:
-        for name, value in state.items():
-            setattr(wrapper, name, value)
+        for name in _VEC_WRAPPERS[type(wrapper)]:
+            setattr(wrapper, name, state[name])
     else:
         wrapper.load_state_dict(state)

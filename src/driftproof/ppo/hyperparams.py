@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -104,9 +105,13 @@ class Hyperparameters(MutableMapping[str, float]):
         return dict(self)
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Set base values; none is set if one of them is wrong."""
+        """Set base values; none is set if one of them is wrong. A warning names those that are not given."""
+        if unknown := [name for name in state if name not in self._entries]:
+            raise ValueError(f"the agent has no hyper-parameters {unknown}, or they were not given when it was made")
         for name, value in state.items():
             self.check(name, value)
+        if missing := [name for name in self._entries if name not in state]:
+            warnings.warn(f"the state has no hyper-parameters {missing}: they stay as they are", stacklevel=2)
         for name, value in state.items():
             self[name] = value
 

@@ -32,8 +32,8 @@ _CLASSES: dict[str, type[Any]] = {
 }
 """Classes that a file may name."""
 
-_LARGEST_SPACE = 2**24
-"""Numbers in an observation or action; a file that says more is not believed."""
+_LARGEST_SPACE = 2**22
+"""Numbers in an observation, all its parts together; a file that says more is not believed."""
 
 _SCHEDULES: dict[str, Callable[..., Callable[[float], float]]] = {
     "Linear": Linear,
@@ -71,6 +71,13 @@ def encode(value: Any) -> Any:
     return {"$class": _name(value)} if is_known(value) else {"$foreign": _name(value)}
 
 
+def foreign_places(settings: Any) -> set[str]:
+    """Settings that a file only names."""
+    if not isinstance(settings, dict):
+        return set()
+    return {name for name, value in settings.items() if isinstance(value, dict) and "$foreign" in value}
+
+
 def decode(value: Any, given: Mapping[str, Any], place: str = "") -> Any:
     """Settings from JSON.
 
@@ -102,6 +109,8 @@ def _decode_tagged(tag: str, value: dict[str, Any], given: Mapping[str, Any], pl
     if tag == "$float":
         return float(content)
     if tag == "$space":
+        if _numbers(content) > _LARGEST_SPACE:
+            raise ValueError("too many numbers")
         return _decode_space(content)
     if tag == "$schedule":
         return _SCHEDULES[content](**{key: float(number) for key, number in value.items() if key != tag})
@@ -143,12 +152,19 @@ def _encode_space(space: spaces.Space[Any]) -> dict[str, Any]:
     return {"kind": "Dict", "spaces": [[key, _encode_space(part)] for key, part in space.items()]}
 
 
+def _numbers(value: dict[str, Any]) -> int:
+    """How many a space has, at least."""
+    if value["kind"] == "Dict":
+        return sum(_numbers(part) for _, part in value["spaces"])
+    return math.prod(value["shape"]) if value["kind"] == "Box" else 1
+
+
 def _decode_space(value: dict[str, Any]) -> spaces.Space[Any]:
     kind = value["kind"]
     if kind == "Box":
         shape, dtype = tuple(value["shape"]), np.dtype(value["dtype"])
-        if dtype.kind not in "fiub" or math.prod(shape) > _LARGEST_SPACE:
-            raise ValueError(f"{dtype} {shape}")
+        if dtype.kind not in "fiub":
+            raise ValueError(f"dtype {dtype}")
         low, high = (_decode_bound(value[key], shape, dtype) for key in ("low", "high"))
         return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,34 +25,36 @@ class Normalizer:
 
     def __init__(self) -> None:
         self._env: VecNormalize | None = None
-        self._waiting: dict[str, Any] | None = None
+        self._is_attached = False
+        self._waiting: dict[str, Any] = {}
 
     @property
     def is_used(self) -> bool:
         """Whether observations are normalised at all."""
-        return self._env is not None or self._waiting is not None
+        return self._env is not None or bool(self._waiting)
 
-    def attach(self, env: VecEnv) -> VecEnv:
-        """The environment, with statistics that wait put into its ``VecNormalize``; it gets one if it has none."""
-        state = self._waiting
+    def wrapped(self, env: VecEnv) -> VecEnv:
+        """The environment, in a ``VecNormalize`` with the agent's statistics if it needs one and has none."""
+        if not self.is_used or unwrap_vec_normalize(env) is not None:
+            return env
+        state = self.state_dict()
+        normalizer = VecNormalize(env, norm_reward=False, **_arguments(state))
+        _fill(normalizer, state)
+        return normalizer
+
+    def attach(self, env: VecEnv) -> None:
+        """Belong to an environment that :meth:`wrapped` returned; statistics that wait go into its ``VecNormalize``."""
         normalizer = unwrap_vec_normalize(env)
-        if state is not None and normalizer is None:
-            normalizer = env = VecNormalize(env, norm_reward=False, **_arguments(state))
-        self._env, self._waiting = normalizer, None
-        if state is not None:
-            self.load_state_dict(state)
-        return env
-
-    def detach(self) -> None:
-        """Go on without the environment."""
-        if self._env is not None:
-            self._env, self._waiting = None, self.state_dict()
+        if normalizer is not None and self._waiting:
+            _check_shapes(normalizer, self._waiting)
+            _fill(normalizer, self._waiting)
+        self._env, self._is_attached, self._waiting = normalizer, True, {}
 
     def normalize(self, observation: Any) -> Any:
         """Observations as the policy wants them, from those that an environment gives."""
         if self._env is not None:
             return self._env.normalize_obs(observation)
-        if self._waiting is None:
+        if not self._waiting:
             return observation
         stub = VecNormalize.__new__(VecNormalize)
         _fill(stub, self._waiting)
@@ -58,39 +62,64 @@ class Normalizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Statistics and settings; nothing if observations are not normalised. Whether they move is the wrapper's."""
-        if self._env is None:
-            return {} if self._waiting is None else self._waiting
-        env = self._env
-        state: dict[str, Any] = {"norm_obs": env.norm_obs}
-        state |= {"clip_obs": float(env.clip_obs), "epsilon": float(env.epsilon), "gamma": float(env.gamma)}
-        state["norm_obs_keys"] = None if env.norm_obs_keys is None else list(env.norm_obs_keys)
-        rms = env.obs_rms if env.norm_obs else {}
-        statistics = rms if isinstance(rms, dict) else {_WHOLE: rms}
-        state["obs_rms"] = {key: _moments(part) for key, part in statistics.items()}
-        state["ret_rms"] = _moments(env.ret_rms)
-        return state
+        return self._waiting if self._env is None else statistics_of(self._env)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over statistics.
 
         Raises:
-            ValueError: They are of other observations; nothing has changed.
+            ValueError: They are of other observations, or only one of the two agents normalises its own; nothing has
+                changed.
         """
         _check(state_dict)
-        if self._env is None:
-            self._waiting = dict(state_dict) or None
-            return
-        if not state_dict:
+        if not self._is_attached:
+            self._waiting = dict(state_dict)
+        elif self._env is not None and state_dict:
+            _check_shapes(self._env, state_dict)
+            _fill(self._env, state_dict)
+        elif self._env is not None:
             raise ValueError(
                 "the state is of an agent whose observations are not normalised, but this one's environment has a "
                 "VecNormalize"
             )
-        own = self.state_dict()["obs_rms"]
-        shapes = {key: np.shape(part["mean"]) for key, part in own.items()}
-        given = {key: np.shape(part["mean"]) for key, part in state_dict["obs_rms"].items()}
-        if shapes != given:
-            raise ValueError(f"statistics of observations have shapes {given}, but the environment's {shapes}")
-        _fill(self._env, state_dict)
+        elif state_dict:
+            raise ValueError(
+                "the state is of an agent whose observations are normalised, but this one's environment has no "
+                "VecNormalize: put one around it, VecNormalize(env, norm_reward=False)"
+            )
+
+
+def statistics_of(env: VecNormalize) -> dict[str, Any]:
+    """What a :class:`Normalizer` with this environment holds."""
+    state: dict[str, Any] = {"norm_obs": env.norm_obs}
+    state |= {"clip_obs": float(env.clip_obs), "epsilon": float(env.epsilon), "gamma": float(env.gamma)}
+    state["norm_obs_keys"] = None if env.norm_obs_keys is None else list(env.norm_obs_keys)
+    rms = env.obs_rms if env.norm_obs else {}
+    statistics = rms if isinstance(rms, dict) else {_WHOLE: rms}
+    state["obs_rms"] = {key: _moments(part) for key, part in statistics.items()}
+    state["ret_rms"] = _moments(env.ret_rms)
+    return state
+
+
+@contextlib.contextmanager
+def unchanged_on_error(env: object) -> Iterator[None]:
+    """Give an environment its own statistics back if something fails."""
+    normalizer = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
+    before = None if normalizer is None else statistics_of(normalizer)
+    try:
+        yield
+    except BaseException:
+        if normalizer is not None and before is not None:
+            _fill(normalizer, before)
+        raise
+
+
+def _check_shapes(env: VecNormalize, state: Mapping[str, Any]) -> None:
+    own, given = (
+        {key: np.shape(part["mean"]) for key, part in each["obs_rms"].items()} for each in (statistics_of(env), state)
+    )
+    if own != given:
+        raise ValueError(f"statistics of observations have shapes {given}, but the environment's {own}")
 
 
 def _arguments(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,8 +153,10 @@ def _check(state: Mapping[str, Any]) -> None:
     if wrong := set(state) ^ keys:
         raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
     check_flag("norm_obs", state["norm_obs"])
-    for name in ("clip_obs", "epsilon", "gamma"):
+    for name in ("epsilon", "gamma"):
         check_number(name, state[name], at_least=0)
+    if state["clip_obs"] != math.inf:
+        check_number("clip_obs", state["clip_obs"], above=0)
     for moments in (*state["obs_rms"].values(), state["ret_rms"]):
         if not isinstance(moments, Mapping) or set(moments) != {"mean", "var", "count"}:
             raise ValueError("statistics of observations must be mean, var and count")

@@ -21,7 +21,7 @@ from driftproof.ppo import manifest
 from driftproof.ppo.components import load_state
 from driftproof.ppo.environments import renormalized
 from driftproof.ppo.hyperparams import Hyperparameters
-from driftproof.ppo.normalizer import Normalizer
+from driftproof.ppo.normalizer import Normalizer, unchanged_on_error
 from driftproof.ppo.progress import Edge
 from driftproof.ppo.settings import Setting
 from driftproof.state import CheckpointError, Stateful, copy_tree, read, select, without, write
@@ -47,15 +47,18 @@ class Persistent(BaseAlgorithm):
     normalizer: Normalizer
     edge: Edge
 
-    _CHANGED_ON_LOAD: ClassVar[tuple[str, ...]]
-    """Settings that an agent may have otherwise than in its file."""
+    _built_in: tuple[str, ...]
+    """Components that every agent has."""
+    _CHANGED_ON_LOAD: ClassVar[frozenset[str]]
+    """Settings that an agent may have otherwise than in its file, besides its hyper-parameters."""
 
     def register(self, name: str, component: Stateful) -> None:
         """Make a component part of the agent's state.
 
         Args:
             name: Its place in the tree.
-            component: Has ``state_dict()`` and ``load_state_dict()``, of tensors and plain values.
+            component: Has ``state_dict()`` and ``load_state_dict()``, of tensors and plain values. If the agent was
+                loaded from a file with a state of that name, it gets that.
         """
         components = self.__dict__.setdefault("_components", {})
         if name in components:
@@ -64,6 +67,9 @@ class Persistent(BaseAlgorithm):
             if not callable(getattr(component, method, None)):
                 raise TypeError(f"component {name!r} must have {method}(), {type(component).__name__} has not")
         components[name] = component
+        unclaimed = self.__dict__.get("_unclaimed", {})
+        if name in unclaimed:
+            component.load_state_dict(unclaimed.pop(name))
 
     def components(self) -> dict[str, Stateful]:
         """Everything that makes the agent what it is, by name."""
@@ -121,11 +127,11 @@ class Persistent(BaseAlgorithm):
         parts = {name: part for name, part in self.components().items() if name not in _OWN_PLACE}
         states: Mapping[str, Any]
         if isinstance(load_path_or_dict, Mapping):
-            states = {internal_name(name): state for name, state in load_path_or_dict.items()}
+            states = {self._internal(name): state for name, state in load_path_or_dict.items()}
         else:
             tree = read(_with_suffix(load_path_or_dict)).tree
             # Files that were converted have the names that users know.
-            named = {internal_name(name): state for name, state in tree.items()}
+            named = {self._internal(name): state for name, state in tree.items()}
             states = {name: state for name, state in named.items() if name not in _OWN_PLACE}
         load_state(self.policy, parts, states, exact_match, external=external_name)
         self.state_was_loaded()
@@ -151,7 +157,8 @@ class Persistent(BaseAlgorithm):
             tree = select(tree, list(include))
         if exclude is not None:
             tree = without(tree, list(exclude))
-        write(_with_suffix(path), tree, config=self.config(), exact=self.edge.is_whole)
+        exact = self.edge.is_whole and include is None and exclude is None
+        write(_with_suffix(path, reading=False), tree, config=self.config(), exact=exact)
 
     @classmethod
     def load(
@@ -179,37 +186,48 @@ class Persistent(BaseAlgorithm):
         Raises:
             CheckpointError: The file is damaged, is not one of ours, or does not fit.
         """
-        unknown = [name for name in kwargs if name not in cls._CHANGED_ON_LOAD]
-        if unknown:
+        settable = {name for name in dir(cls) if isinstance(getattr(cls, name, None), Setting)}
+        changeable = settable | cls._CHANGED_ON_LOAD
+        if unknown := [name for name in kwargs if name not in changeable]:
             raise TypeError(
-                f"load() cannot change {', '.join(unknown)}; it can change {', '.join(cls._CHANGED_ON_LOAD)}. Build an "
+                f"load() cannot change {', '.join(unknown)}; it can change {', '.join(sorted(changeable))}. Build an "
                 "agent with other settings, and give it the file: set_parameters(path, exact_match=False)"
             )
         checkpoint = read(_with_suffix(path))
         if print_system_info:
             print("\n".join(f"{name}: {version}" for name, version in checkpoint.versions.items()))
-        if not isinstance(checkpoint.tree, dict):
-            raise CheckpointError(f"{path}: holds no agent")
-        tree = dict(checkpoint.tree)
+        if not isinstance(checkpoint.tree, dict) or "policy" not in checkpoint.tree:
+            raise CheckpointError(f"{path}: holds no agent; if it holds parts of one, give it to set_parameters()")
+        tree, given = dict(checkpoint.tree), dict(custom_objects or {})
         with _as_checkpoint_error(path):
-            agent = cls._from_config(checkpoint.config, tree, {**(custom_objects or {}), **kwargs}, device, kwargs)
+            # What the file does hold is replaced, as Stable-Baselines3 has it.
+            replaced = changeable & given.keys() - manifest.foreign_places(checkpoint.config.get("settings"))
+            kwargs = {**{name: given[name] for name in replaced}, **kwargs}
+            agent = cls._from_config(checkpoint.config, tree, {**given, **kwargs}, device, kwargs)
+            # What the caller takes away is not to be loaded.
+            gone = [name for name, value in kwargs.items() if value is None]
+            tree["hyperparams"] = {name: x for name, x in tree.get("hyperparams", {}).items() if name not in gone}
         parts = agent.components()
         if env is None:
             # Whoever only wants to ask it keeps their own random numbers.
             del parts["random"]
             tree.pop("random", None)
-        with _as_checkpoint_error(path):
-            if env is not None and "normalizer" in tree:
-                agent.normalizer.load_state_dict(tree["normalizer"])
-        if env is not None:
-            agent.set_env(env)
-        with _as_checkpoint_error(path):
-            load_state(agent.policy, parts, tree, exact_match=False)
+        with unchanged_on_error(env):
+            with _as_checkpoint_error(path):
+                if env is not None and "normalizer" in tree:
+                    agent.normalizer.load_state_dict(tree["normalizer"])
+            if env is not None:
+                agent.set_env(env)
+            with _as_checkpoint_error(path):
+                load_state(agent.policy, parts, tree, exact_match=False)
+        agent.__dict__["_unclaimed"] = {name: tree[name] for name in tree.keys() - agent.components().keys()}
         if force_reset:
             agent._last_obs = None
         for name, value in kwargs.items():
-            if isinstance(getattr(cls, name, None), Setting):
+            if value is not None and name in settable:
                 setattr(agent, name, value)
+        if kwargs.get("seed") is not None:
+            agent.set_random_seed(agent.seed)
         agent.state_was_loaded()
         return agent
 
@@ -231,6 +249,9 @@ class Persistent(BaseAlgorithm):
         """See to what depends on the state."""
         raise NotImplementedError
 
+    def _internal(self, name: str) -> str:
+        return name if name in self.components() else internal_name(name)
+
     @staticmethod
     def _copied(components: Mapping[str, Stateful]) -> dict[str, Any]:
         states: dict[str, Any] = copy_tree({name: dict(part.state_dict()) for name, part in components.items()})
@@ -251,13 +272,13 @@ class Persistent(BaseAlgorithm):
         if config["class"] != cls.__name__:
             raise CheckpointError(f"the file holds a {config['class']}: load it with {config['class']}.load()")
         settings = manifest.decode(config["settings"], given)
-        settings |= changes
+        # Where a file says nothing is to be written.
+        settings |= {"tensorboard_log": None, **changes}
         observation_space, action_space = (
             manifest.decode(config[name], {}) for name in ("observation_space", "action_space")
         )
         check_count("n_envs", config["n_envs"], at_least=1)
-        if "policy" in tree:
-            _check_networks(settings, observation_space, action_space, tree["policy"])
+        _check_networks(settings, observation_space, action_space, tree["policy"])
         return cls._rebuilt(settings, (observation_space, action_space, config["n_envs"]), device)
 
     @classmethod
@@ -276,11 +297,14 @@ class Persistent(BaseAlgorithm):
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickles and copies: no environment, and no random generators, which belong to the process."""
+        if "policy" not in self.__dict__:
+            raise TypeError("an agent without networks cannot be copied: call _setup_model() first")
         return {
             "settings": self.settings(),
             "spaces": (self.observation_space, self.action_space, self.n_envs),
             "device": str(self.device),
             "tree": without(self.state_tree(), ["random"]),
+            "components": {name: part for name, part in self.components().items() if name not in self._built_in},
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -291,6 +315,9 @@ def _rebuild(kind: type[Self], state: Mapping[str, Any]) -> Self:
     """An agent from what its pickle holds."""
     device = state["device"] if torch.cuda.is_available() else "cpu"
     agent = kind._rebuilt(state["settings"], state["spaces"], device)
+    for name, component in state["components"].items():
+        if name not in agent.components():
+            agent.register(name, component)
     load_state(agent.policy, without(agent.components(), ["random"]), state["tree"], exact_match=True)
     agent.state_was_loaded()
     return agent
@@ -307,8 +334,10 @@ def _check_networks(
     own = [kind, *(value for value in kwargs.values() if callable(value))]
     if not all(manifest.is_known(each) for each in own):
         return
-    if kwargs.get("n_lstm_layers", 1) > len(state):
-        raise ValueError(f"{kwargs['n_lstm_layers']} layers, but weights of fewer")
+    net_arch = kwargs.get("net_arch") or []
+    widths = net_arch.values() if isinstance(net_arch, dict) else [net_arch]
+    if kwargs.get("n_lstm_layers", 1) + sum(map(len, widths)) > len(state):
+        raise ValueError("it has more layers than weights")
     with unchanged_generators(), torch.device("meta"):
         networks = kind(observation_space, action_space, **kwargs).state_dict()
     shapes, given = ({name: tuple(t.shape) for name, t in each.items()} for each in (networks, state))
@@ -341,12 +370,12 @@ def _as_checkpoint_error(path: object) -> Iterator[None]:
         raise CheckpointError(f"{path}: its state does not fit an agent with its settings: {error}") from error
 
 
-def _with_suffix(path: Any) -> Any:
+def _with_suffix(path: Any, reading: bool = True) -> Any:
     """A path with ``.zip`` if it has no ending, as Stable-Baselines3 has it; files stay what they are."""
     if not isinstance(path, str | os.PathLike):
         return path
     named = pathlib.Path(path)
-    return named if named.suffix else named.with_suffix(".zip")
+    return named if named.suffix or (reading and named.is_file()) else named.with_suffix(".zip")
 
 
 def external_name(name: str) -> str:

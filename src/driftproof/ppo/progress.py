@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from collections import deque
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import Dict
 from stable_baselines3.common.vec_env import VecEnv
 
 from driftproof._arguments import check_count, check_number
 from driftproof.nn.policies import PolicyState
 from driftproof.ppo.environments import (
+    can_continue,
     environment_states,
     generator_states,
     restore_environments,
@@ -26,6 +29,7 @@ from driftproof.state import compare
 if TYPE_CHECKING:
     from driftproof.ppo.algorithm import DistributionalPPO
 
+_NUMBERS = (int, float, np.number)
 _COUNTS = ("num_timesteps", "_total_timesteps", "_n_updates", "_episode_num")
 
 
@@ -102,8 +106,9 @@ class Edge:
         agent = self._agent
         if agent._in_rollout:
             return False
-        nothing_yet = agent._last_obs is None or agent._forget or agent.env is None
-        return nothing_yet or self.reset_seed is not None or environment_states(agent.env) is not None  # type: ignore[arg-type]
+        if agent.env is None or agent._last_obs is None:
+            return agent.num_timesteps == 0
+        return self.reset_seed is not None or can_continue(agent.env)
 
     def state_dict(self) -> dict[str, Any]:
         """Episodes that have ended, and if there are any, those that go on."""
@@ -113,12 +118,13 @@ class Edge:
             "successes": [float(success) for success in agent.ep_success_buffer or ()],
             "running": None,
         }
-        if agent._last_obs is None or agent._forget or agent.env is None:
+        if agent._last_obs is None or agent.env is None:
             return state
+        memory = agent.policy.initial_state(agent.env.num_envs) if agent._forget else agent.state
         state["running"] = {
             "observation": agent._last_obs,
             "starts": np.asarray(agent._last_episode_starts),
-            "memory": {"actor": agent.state.actor, "critic": agent.state.critic},
+            "memory": {"actor": memory.actor, "critic": memory.critic},
             "reset_seed": self.reset_seed,
             "environments": None if self.reset_seed is not None else environment_states(agent.env),
         }
@@ -129,21 +135,41 @@ class Edge:
         agent = self._agent
         if wrong := set(state_dict) ^ {"episodes", "successes", "running"}:
             raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
-        episodes = [dict(zip(state_dict["episodes"], row, strict=True)) for row in _rows(state_dict["episodes"])]
-        agent.ep_info_buffer = deque(episodes, maxlen=agent._stats_window_size)
+        agent.ep_info_buffer = deque(_infos(state_dict["episodes"]), maxlen=agent._stats_window_size)
         agent.ep_success_buffer = deque(state_dict["successes"], maxlen=agent._stats_window_size)
-        agent._last_obs, agent._in_rollout = None, False
-        running = state_dict["running"]
-        if running is None or agent.env is None or len(running["starts"]) != agent.env.num_envs:
+        agent._last_obs, agent._in_rollout, self.reset_seed = None, False, None
+        env, running = agent.env, state_dict["running"]
+        if env is None:
             return
-        observation = self._restart(agent.env, running)
+        if running is None:
+            if agent.num_timesteps == 0 and agent.seed is not None:
+                env.seed(agent.seed)  # As when it was made, for nothing has begun.
+            return
+        if len(running["starts"]) != env.num_envs:
+            return
+        memory = self._checked(running)
+        observation = self._restart(env, running)
         if observation is None:
             return
-        memory = running["memory"]
-        agent._last_obs, agent._last_episode_starts = observation, np.array(running["starts"])
-        actor, critic = (tuple(part.to(agent.device) for part in memory[who]) for who in ("actor", "critic"))
-        agent.state = PolicyState(actor, critic)
-        agent._forget = False
+        agent._last_obs, agent._last_episode_starts = observation, np.array(running["starts"], dtype=bool)
+        agent.state, agent._forget = memory, False
+
+    def _checked(self, running: Mapping[str, Any]) -> PolicyState:
+        """What is remembered, if that and the observations are of the agent's shapes."""
+        agent, count = self._agent, len(running["starts"])
+        spaces = agent.observation_space
+        parts = spaces.spaces if isinstance(spaces, Dict) else {"": spaces}
+        observation = running["observation"] if isinstance(spaces, Dict) else {"": running["observation"]}
+        shapes = {key: np.shape(part) for key, part in observation.items()}
+        if shapes != {key: (count, *(part.shape or ())) for key, part in parts.items()}:
+            raise ValueError(f"the last observations have shapes {shapes}, and the space is {spaces}")
+        memory = PolicyState(
+            *(tuple(t.to(agent.device) for t in running["memory"][who]) for who in PolicyState._fields)
+        )
+        for ours, theirs in zip(agent.policy.initial_state(count), memory, strict=True):
+            if [t.shape for t in ours] != [t.shape for t in theirs]:
+                raise ValueError("what is remembered of running episodes has other shapes than the agent's memory")
+        return memory
 
     def restart(self, seed: int) -> None:
         """Begin new episodes that can begin again, elsewhere."""
@@ -157,10 +183,12 @@ class Edge:
 
     def _restart(self, env: VecEnv, running: Mapping[str, Any]) -> Any:
         """The observations to go on from, once the environments are there; ``None`` if they cannot be."""
-        if running["reset_seed"] is not None:
-            self.reset_seed = running["reset_seed"]
-            env.seed(self.reset_seed)
+        seed = running["reset_seed"]
+        if seed is not None:
+            check_count("reset_seed", seed)
+            env.seed(seed)
             observation = without_learning(env)
+            self.reset_seed = seed
             if compare(observation, running["observation"]):
                 warnings.warn(
                     "environments that were seeded and reset as before began otherwise: training will not go on "
@@ -168,17 +196,25 @@ class Edge:
                     stacklevel=2,
                 )
             return observation
-        self.reset_seed = None
-        if running["environments"] is None or not restore_environments(env, running["environments"]):
+        if running["environments"] is None:
+            return None
+        if not restore_environments(env, running["environments"]):
+            warnings.warn(
+                "the environments were where these, or the wrappers around them, cannot go on: new episodes begin",
+                stacklevel=2,
+            )
             return None
         return running["observation"]
 
 
 def _episodes(infos: Iterable[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """What a Monitor told of recent episodes: their return, length and time."""
-    infos = list(infos or ())
-    return {key: np.array([info[key] for info in infos], np.float64) for key in ("r", "l", "t")}
+    """Numbers that were told of recent episodes, as columns; what was not told of one is NaN."""
+    rows = [{key: float(x) for key, x in info.items() if isinstance(x, _NUMBERS)} for info in infos or ()]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key: np.array([row.get(key, np.nan) for row in rows]) for key in keys}
 
 
-def _rows(columns: Mapping[str, Any]) -> list[list[float]]:
-    return np.stack([columns[key] for key in columns], 1).tolist()  # type: ignore[no-any-return]
+def _infos(columns: Mapping[str, Any]) -> list[dict[str, float]]:
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    infos = [dict(zip(columns, row, strict=True)) for row in rows]
+    return [{key: int(x) if key == "l" else x for key, x in info.items() if not math.isnan(x)} for info in infos]

@@ -345,7 +345,8 @@ def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:
         entries["target_kl"].apply = partial(_set_target_kl, agent)
     for key, value in optimizer.defaults.items():
         if key != "lr" and type(value) in (int, float):
-            bounds = _OPTIMIZER_BOUNDS.get(key, {"at_least": 0})
+            # Of others' optimizers it is not known what is right.
+            bounds = _OPTIMIZER_BOUNDS.get(key, {"at_least": 0} if value >= 0 else {})
             entries[f"optimizer.{key}"] = Hyperparameter(value, bounds, apply=partial(_set_group, optimizer, key))
     for i, value in enumerate(optimizer.defaults.get("betas", ())):
         bounds = _OPTIMIZER_BOUNDS["beta1"]

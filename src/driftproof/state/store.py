@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -10,7 +11,7 @@ import re
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -46,7 +47,7 @@ class CheckpointStore:
 
     Args:
         folder: Is made at the first save.
-        keep_last: How many checkpoints of the highest steps to keep; None for all. Those that ``latest`` and ``best``
+        keep_last: How many checkpoints to keep, those written last; None for all. Those that ``latest`` and ``best``
             name are kept besides.
         mode: Whether the best score is the largest or the smallest.
     """
@@ -93,10 +94,18 @@ class CheckpointStore:
         """The checkpoints in the folder, whole or not, by step."""
         return [self.folder / name for name in _names_by_step(self.folder)]
 
+    def _by_age(self) -> Sequence[Path]:
+        """The checkpoints in the order in which they were written: a run may go back to an earlier step."""
+        ages = {}
+        for path in self.list():
+            with contextlib.suppress(FileNotFoundError):  # removed by another store since we looked
+                ages[path] = path.stat().st_mtime_ns
+        return sorted(ages, key=ages.__getitem__)
+
     def latest(self) -> Path | None:
         """The newest checkpoint that can be loaded, None if there is none.
 
-        That is the one which ``latest`` names, else that of the highest step. A warning tells of each that is damaged.
+        That is the one which ``latest`` names, else the one written last. A warning tells of each that is damaged.
         """
         found = self._newest("cpu")
         return None if found is None else found[0]
@@ -120,7 +129,7 @@ class CheckpointStore:
         return None if pointer is None else pointer.score
 
     def _newest(self, device: torch.device | str) -> tuple[Path, Checkpoint] | None:
-        candidates = self.list()[::-1]
+        candidates = [*self._by_age()][::-1]
         pointer = self._pointer("latest")
         if pointer is not None:
             candidates.insert(0, self.folder / pointer.file)
@@ -178,7 +187,7 @@ class CheckpointStore:
             return
         pointers = [self._pointer("latest"), self._pointer("best")]
         kept = {pointer.file for pointer in pointers if pointer is not None}
-        for path in self.list()[: -self.keep_last]:
+        for path in self._by_age()[: -self.keep_last]:
             if path.name not in kept:
                 path.unlink(missing_ok=True)
 
