@@ -143,6 +143,8 @@ class DistributionalPPO(Persistent):
     _initial: dict[str, Any]
     state: PolicyState
     """What is remembered of the running episodes."""
+    pause_at: int | None = None
+    """Training returns after the update that reaches this step, its plan kept; :meth:`resume` goes on with it."""
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = dict(NAMED_POLICIES)
 
     _CHANGED_ON_LOAD: ClassVar[frozenset[str]] = frozenset(
@@ -448,7 +450,7 @@ class DistributionalPPO(Persistent):
             self._rollout = Rollout(self.policy, self.n_steps, self.n_envs, chunk)
         callbacks.on_training_start(locals(), globals())
         iteration = 0
-        while self.num_timesteps < total_timesteps:
+        while self.num_timesteps < min(total_timesteps, self.pause_at or total_timesteps):
             if self._forget:
                 self.state, self._forget = self.policy.initial_state(self.n_envs), False
             try:
