@@ -1,0 +1,24 @@
+"""Population-based training: agents that take over from better ones, with hyper-parameters that change on the way."""
+
+from driftproof.pbt.config import HyperparamConfig, PBTConfig, check_against
+from driftproof.pbt.member import Trainee, mean_reward
+from driftproof.pbt.records import Event, append_events, read_events
+from driftproof.pbt.scheduler import PBTScheduler, PopulationMember
+from driftproof.pbt.stores import CheckpointFormat, FolderStore, MemoryStore, TreeStore
+
+__all__ = [
+    "CheckpointFormat",
+    "Event",
+    "FolderStore",
+    "HyperparamConfig",
+    "MemoryStore",
+    "PBTConfig",
+    "PBTScheduler",
+    "PopulationMember",
+    "Trainee",
+    "TreeStore",
+    "append_events",
+    "check_against",
+    "mean_reward",
+    "read_events",
+]

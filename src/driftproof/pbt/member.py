@@ -1,0 +1,101 @@
+"""One agent of a population, trained a few updates at a time, and how it takes over from another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from stable_baselines3.common.type_aliases import MaybeCallback
+
+from driftproof.pbt.config import OptimizerExploitStrategy
+from driftproof.pbt.stores import CheckpointFormat
+from driftproof.ppo import DistributionalPPO
+
+MakeAgent: TypeAlias = Callable[[int], DistributionalPPO]
+"""From a member's id to its agent, with an environment of its own."""
+Metric: TypeAlias = Callable[[DistributionalPPO], float]
+"""How well an agent does."""
+
+
+def mean_reward(agent: DistributionalPPO) -> float:
+    """Mean return of recent episodes; NaN if none has ended yet."""
+    return float(np.mean([episode["r"] for episode in agent.ep_info_buffer])) if agent.ep_info_buffer else float("nan")
+
+
+class Trainee:
+    """An agent, how far it is to be trained, and how well it does.
+
+    Args:
+        agent: With an environment.
+        total_updates: Of the whole training, which schedules see.
+        metric: Of its performance.
+        callback: For training.
+    """
+
+    def __init__(
+        self,
+        agent: DistributionalPPO,
+        total_updates: int,
+        metric: Metric = mean_reward,
+        callback: MaybeCallback = None,
+    ) -> None:
+        self.agent, self.total_updates, self.metric, self.callback = agent, total_updates, metric, callback
+
+    @property
+    def updates(self) -> int:
+        """How many it has done."""
+        return self.agent.num_timesteps // self._steps
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left of its training."""
+        return self.updates >= self.total_updates
+
+    @property
+    def _steps(self) -> int:
+        return self.agent.n_steps * self.agent.n_envs
+
+    def train(self, updates: int) -> float:
+        """Train so many updates, or what is left; how well it does then."""
+        agent = self.agent
+        agent.pause_at = agent.num_timesteps + updates * self._steps
+        if agent.num_timesteps == 0:
+            agent.learn(self.total_updates * self._steps, self.callback)
+        elif not self.is_done:
+            agent.resume(self.callback)
+        return float(self.metric(agent))
+
+    def set_hyperparams(self, hyperparams: Mapping[str, Any]) -> None:
+        """Put hyper-parameters in force; none is set if one of them is wrong."""
+        for name, value in hyperparams.items():
+            self.agent.hyperparams.check(name, value)
+        for name, value in hyperparams.items():
+            self.agent.hyperparams[name] = value
+
+    def inherit(
+        self,
+        parameters: Mapping[str, Any],
+        tree_format: CheckpointFormat,
+        hyperparams: Mapping[str, Any],
+        optimizer: OptimizerExploitStrategy = "copy",
+    ) -> None:
+        """Become another agent, with other hyper-parameters, in one's own environments.
+
+        Args:
+            parameters: What its ``get_parameters()`` returned; of legacy files, the policy's state dict.
+            tree_format: Which of the two.
+            hyperparams: In force from now on.
+            optimizer: ``"copy"``: goes on with its moments; ``"reset"``: begins without any.
+        """
+        agent = self.agent
+        if tree_format == "v1_policy_only":
+            states = {**agent.get_parameters(), "policy": parameters}
+        else:
+            states = dict(parameters)
+        if optimizer == "reset" or tree_format == "v1_policy_only":
+            states["policy.optimizer"] = {**states["policy.optimizer"], "state": {}}
+        agent.set_parameters(states)
+        # What it remembers of running episodes, another remembered otherwise.
+        agent.reset_lstm_states_to_initial()
+        self.set_hyperparams(hyperparams)

@@ -1,0 +1,142 @@
+"""PB2: hyper-parameters from a model of what improved the population so far (Parker-Holder et al., arXiv 2002.02518).
+
+A Gaussian process predicts the change of performance over an interval from the time and the hyper-parameters; what it
+knew long ago counts less. The next hyper-parameters are those of the largest upper confidence bound.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from driftproof.pbt.config import HyperparamConfig, PBTConfig
+from driftproof.pbt.explore import from_unit, perturb, to_unit
+
+MAX_OBSERVATIONS = 200
+"""The latest that the model sees: fitting takes time with their cube."""
+
+_CANDIDATES = 512
+_NEIGHBOURS = 128
+_NEIGHBOURHOOD = 0.1
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one member's hyper-parameters did in one interval."""
+
+    time: float
+    """When it began, in intervals."""
+    hyperparams: Mapping[str, Any]
+    change: float | None
+    """Of performance per interval, more is better; ``None``: training diverged."""
+
+
+def require() -> None:
+    """Raise unless scikit-learn is there.
+
+    Raises:
+        ImportError: It is not.
+    """
+    try:
+        import sklearn.gaussian_process  # type: ignore[import-untyped] # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            'explore_method="pb2" needs scikit-learn: pip install "driftproof[pbt]"', name="sklearn"
+        ) from error
+
+
+def propose(
+    config: PBTConfig,
+    hyperparams: Mapping[str, Any],
+    observations: Sequence[Observation],
+    pending: Sequence[Mapping[str, Any]],
+    time: float,
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    """The hyper-parameters to try next.
+
+    Values to choose from are perturbed, and so is everything while there are too few observations.
+
+    Args:
+        config: The search.
+        hyperparams: Those of the donor.
+        observations: Of the whole population, in the order of time.
+        pending: Hyper-parameters of other members of which nothing is known yet; the model becomes sure of what is near
+            them, without a value, so that members do not all try the same.
+        time: Now, in intervals.
+        rng: Source of all randomness.
+
+    Returns:
+        A mutated copy of ``hyperparams``.
+    """
+    ranges = [item for item in config.hyperparams if item.values is None]
+    observations = observations[-MAX_OBSERVATIONS:]
+    known = [item.change for item in observations if item.change is not None]
+    if not ranges or len(known) < max(4, 2 * (len(ranges) + 1)):
+        return {**hyperparams, **{h.name: perturb(h, hyperparams[h.name], rng) for h in config.hyperparams}}
+    proposed = {
+        **hyperparams,
+        **{h.name: perturb(h, hyperparams[h.name], rng) for h in config.hyperparams if h.values is not None},
+    }
+    worst = min(known)
+    changes = np.array([worst if item.change is None else item.change for item in observations])
+    points = np.array([[item.time, *_units(ranges, item.hyperparams)] for item in observations])
+    unseen = np.array([[time, *_units(ranges, other)] for other in pending]).reshape(-1, points.shape[1])
+    candidates = _candidates(ranges, np.array(_units(ranges, hyperparams)), rng)
+    at_now = np.column_stack([np.full(len(candidates), time), candidates])
+    best = candidates[int(np.argmax(_upper_confidence(points, changes, unseen, at_now)))]
+    # Candidates are where real values stand, so that this rounds nothing.
+    proposed.update({h.name: from_unit(h, float(unit)) for h, unit in zip(ranges, best, strict=True)})
+    return proposed
+
+
+def _units(ranges: Sequence[HyperparamConfig], hyperparams: Mapping[str, Any]) -> list[float]:
+    return [to_unit(item, hyperparams[item.name]) for item in ranges]
+
+
+def _candidates(
+    ranges: Sequence[HyperparamConfig], donor: np.ndarray[Any, Any], rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    """All over the ranges, and some near the donor's."""
+    wide = rng.random((_CANDIDATES, len(ranges)))
+    near = np.clip(donor + _NEIGHBOURHOOD * rng.standard_normal((_NEIGHBOURS, len(ranges))), 0, 1)
+    candidates = np.concatenate([wide, near])
+    for i, item in enumerate(ranges):
+        if item.is_whole:
+            candidates[:, i] = [to_unit(item, from_unit(item, unit)) for unit in candidates[:, i]]
+    return candidates
+
+
+def _upper_confidence(
+    points: np.ndarray[Any, Any],
+    changes: np.ndarray[Any, Any],
+    unseen: np.ndarray[Any, Any],
+    candidates: np.ndarray[Any, Any],
+) -> np.ndarray[Any, Any]:
+    """Mean plus a multiple of the standard deviation, the latter as if ``unseen`` had been observed too."""
+    from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel  # type: ignore[import-untyped]
+
+    from driftproof.pbt._kernel import TimeVarying
+
+    targets = np.clip((changes - changes.mean()) / (changes.std() or 1.0), -2, 2)
+    kernel = ConstantKernel(1.0, (0.05, 20.0)) * TimeVarying() + WhiteKernel(0.1, (1e-3, 1.0))
+    model = GaussianProcessRegressor(kernel)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a bound of the kernel's parameters is reached: fine
+        model.fit(points, targets)
+    mean = model.predict(candidates)
+    surer = GaussianProcessRegressor(model.kernel_, optimizer=None)
+    all_points = np.concatenate([points, unseen])
+    surer.fit(all_points, np.zeros(len(all_points)))  # the deviation does not depend on values
+    _, deviation = surer.predict(candidates, return_std=True)
+    noise = model.kernel_.k2.noise_level
+    deviation = np.sqrt(np.maximum(deviation**2 - noise, 0))
+    # The constants of the authors' implementation.
+    return np.asarray(mean + math.sqrt(max(0.2 * math.log(0.4 * len(points)), 0)) * deviation)

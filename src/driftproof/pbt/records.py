@@ -1,0 +1,87 @@
+"""``population.json``: what became of every member, event by event."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from driftproof.state._atomic import write_atomically
+
+EventKind: TypeAlias = Literal["start", "exploit", "explore", "replace", "undo", "restart", "resume"]
+
+_FORMAT = "driftproof population"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to one member."""
+
+    kind: EventKind
+    """``exploit`` took over from a donor, ``explore`` only mutated, ``replace`` is an exploit that the runner asked for
+    since the member was lost, ``undo`` takes the last exploit back. Runners add ``restart`` and ``resume``."""
+    member: int
+    step: int
+    """Updates that the member had done."""
+    donor: int | None = None
+    donor_step: int | None = None
+    """Updates that the donor had done when it gave its parameters."""
+    format: str | None = None
+    mutated: dict[str, list[Any]] = field(default_factory=dict)
+    """What changed on the way, by name: the donor's value (or the member's own) and the new one."""
+    hyperparams: dict[str, Any] = field(default_factory=dict)
+    """In force from now on."""
+    detail: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Event:
+        known = {item.name for item in fields(cls)}
+        if not {"kind", "member", "step"} <= set(values) <= known or values["kind"] not in get_args(EventKind):
+            raise ValueError(f"not an event of a population: {dict(values)!r}")
+        return cls(**copy.deepcopy(dict(values)))
+
+
+def read_events(path: str | os.PathLike[str]) -> list[Event]:
+    """All events of a file, oldest first; none if there is no file.
+
+    Raises:
+        ValueError: It is not such a file, or of a newer version.
+    """
+    path = Path(path)
+    if not path.exists():
+        return []
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] != _FORMAT:
+            raise ValueError(f"its format is {content['format']!r}")
+        if content["version"] > _VERSION:
+            raise ValueError(f"its version is {content['version']!r}, and this driftproof reads {_VERSION}")
+        return [Event.from_dict(item) for item in content["events"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a record of a population that can be read: {error}") from error
+
+
+def append_events(path: str | os.PathLike[str], events: Iterable[Event]) -> None:
+    """Add events at the end. The file is replaced atomically; what was in it stays.
+
+    One process may write a file at a time.
+
+    Raises:
+        ValueError: There is a file that is not such a record; it is left alone.
+        OSError: It cannot be written; it is as it was.
+    """
+    added = list(events)
+    if not added:
+        return
+    items = [event.as_dict() for event in [*read_events(path), *added]]
+    head = json.dumps({"format": _FORMAT, "version": _VERSION})
+    lines = ",\n".join(json.dumps(item, allow_nan=False) for item in items)
+    write_atomically(path, [f'{head[:-1]}, "events": [\n{lines}\n]}}\n'.encode()])

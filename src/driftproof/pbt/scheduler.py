@@ -1,0 +1,427 @@
+"""Who takes over from whom, and with which hyper-parameters. Knows nothing of models, processes or files."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from driftproof._arguments import check_count
+from driftproof.pbt import pb2
+from driftproof.pbt.config import PBTConfig
+from driftproof.pbt.explore import explore, sample, to_unit
+from driftproof.pbt.records import Event, EventKind
+from driftproof.pbt.stores import CheckpointFormat, FolderStore, MemoryStore, TreeStore
+
+_HISTORY = 200
+"""Reports that a member remembers."""
+
+
+@dataclass
+class PopulationMember:
+    """What the scheduler knows of one agent."""
+
+    id: int
+    hyperparams: dict[str, Any]
+    performance: float | None = None
+    """Last reported; ``None``: nothing yet, or it was not finite. After an exploit that of before, until the next."""
+    step: int = 0
+    """Updates done, as last reported."""
+    reports: int = 0
+    history: list[tuple[int, float | None]] = field(default_factory=list)
+    """Step and performance of the latest reports."""
+    lineage: list[tuple[int, int]] = field(default_factory=list)
+    """Step and donor of every exploit."""
+    checkpoint_format: CheckpointFormat | None = None
+    checkpoint_step: int | None = None
+    checkpoint_hyperparams: dict[str, Any] | None = None
+    """Of the parameters in the store: the member's own may have changed since."""
+    interval_start: int = 0
+    """Step of the last decision."""
+    tries: int = 0
+    """Decisions in a row that were put off because too few members had reported."""
+    before_exploit: dict[str, Any] | None = None
+    """What an undone exploit goes back to, until the next report."""
+    baseline: tuple[int, float] | None = None
+    """Step and performance from which this interval's change is measured."""
+    unobserved: bool = False
+    """Whether its hyper-parameters are new and their effect unknown."""
+
+    def state_dict(self) -> dict[str, Any]:
+        state = asdict(self)
+        state["history"] = [list(item) for item in self.history]
+        state["lineage"] = [list(item) for item in self.lineage]
+        state["baseline"] = None if self.baseline is None else list(self.baseline)
+        return state
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> PopulationMember:
+        values = dict(state)
+        values["hyperparams"] = dict(values["hyperparams"])
+        if values["checkpoint_hyperparams"] is not None:
+            values["checkpoint_hyperparams"] = dict(values["checkpoint_hyperparams"])
+        values["history"] = [(step, performance) for step, performance in values["history"]]
+        values["lineage"] = [(step, donor) for step, donor in values["lineage"]]
+        values["baseline"] = None if values["baseline"] is None else tuple(values["baseline"])
+        before = values["before_exploit"]
+        if before is not None:
+            values["before_exploit"] = {**before, "hyperparams": dict(before["hyperparams"])}
+        return cls(**values)
+
+
+class PBTScheduler:
+    """Decides for the members of a population.
+
+    Members have the ids 0 to ``population_size - 1``. A runner tells how each does (:meth:`update_performance`), and
+    asks what it shall do next (:meth:`exploit_and_explore`), in any order. Every decision follows from the
+    configuration, the seed, and the calls so far.
+
+    Args:
+        config: How.
+        seed: Of the scheduler's own generator; global ones are not touched. ``None``: another every time.
+        store: Where members' parameters are kept. ``None``: in ``config.checkpoint_dir``, or in memory.
+    """
+
+    def __init__(self, config: PBTConfig, seed: int | None = None, *, store: TreeStore | None = None) -> None:
+        if config.explore_method == "pb2":
+            pb2.require()
+        if store is None:
+            store = MemoryStore() if config.checkpoint_dir is None else FolderStore(config.checkpoint_dir)
+        self.config = config
+        self.store = store
+        self.members: list[PopulationMember] = []
+        self.events: list[Event] = []
+        """Everything that happened, oldest first."""
+        self._rng = np.random.default_rng(seed)
+        self._observations: list[pb2.Observation] = []
+        self._counts = {"judged": 0, "improved": 0, "transferred": 0, "not_transferred": 0}
+        # What ranking needs, as arrays: larger is better, and -inf the worst.
+        self._scores = np.full(config.population_size, -math.inf)
+        self._reported = np.zeros(config.population_size, dtype=bool)
+        for index in range(config.population_size):
+            drawn = {item.name: sample(item, self._rng) for item in config.hyperparams}
+            self.members.append(PopulationMember(index, drawn))
+            self.events.append(Event("start", index, 0, hyperparams=dict(drawn)))
+
+    def initial_hyperparams(self) -> list[dict[str, Any]]:
+        """What each member begins with; the same at every call."""
+        starts = [event for event in self.events if event.kind == "start"]
+        return [dict(event.hyperparams) for event in starts]
+
+    def update_performance(
+        self,
+        member: int | PopulationMember,
+        performance: float | None,
+        step: int,
+        model_parameters: Any = None,
+        model_state_dict: Any = None,
+    ) -> None:
+        """Tell how a member does.
+
+        Args:
+            member: Its id, or itself.
+            performance: ``None`` or what is not finite counts as worst.
+            step: Updates that it has done since its beginning, not environment steps.
+            model_parameters: ``agent.get_parameters()``, which go into the store. Without them, those given before are
+                what others take over.
+            model_state_dict: Deprecated: the policy's state dict only. Does not replace ``model_parameters`` that were
+                given before.
+        """
+        member = self._member(member)
+        check_count("step", step)
+        value = None if performance is None else float(performance)
+        if value is not None and not math.isfinite(value):
+            value = None
+        if model_state_dict is not None:
+            warnings.warn(
+                "model_state_dict= carries a policy without its optimizer, gradient scaling, KL penalty, return scale "
+                "and normaliser; give model_parameters=agent.get_parameters()",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        if model_parameters is not None:
+            self._put(member, model_parameters, step, "v2_full_parameters")
+        elif model_state_dict is not None and member.checkpoint_format != "v2_full_parameters":
+            self._put(member, model_state_dict, step, "v1_policy_only")
+        self._judge(member, value)
+        member.performance = value
+        member.step = int(step)
+        member.reports += 1
+        member.history = [*member.history[1 - _HISTORY :], (member.step, value)]
+        # A member that was restarted from older parameters has a whole interval before it.
+        member.interval_start = min(member.interval_start, member.step)
+        if member.baseline is None and value is not None:
+            member.baseline = (member.step, value)
+        self._rank(member)
+
+    def is_ready(self, member: int | PopulationMember) -> bool:
+        """Whether a member's interval is over."""
+        member = self._member(member)
+        return member.step - member.interval_start >= self.config.perturbation_interval
+
+    def exploit_and_explore(
+        self, member: int | PopulationMember
+    ) -> tuple[Any | None, dict[str, Any], CheckpointFormat | None]:
+        """Decide what a member does next, if its interval is over and enough members have reported.
+
+        Returns:
+            The parameters to take over, ``None`` to keep its own; the hyper-parameters from now on; the format of the
+            parameters. The hyper-parameters are a mutated copy of the donor's if there are parameters, else the
+            member's own (mutated too with ``explore_strong``, unchanged otherwise).
+        """
+        member = self._member(member)
+        if not self.is_ready(member) or not self._population_is_ready(member):
+            return None, dict(member.hyperparams), None
+        member.tries = 0
+        self._observe(member)
+        found = self._fetch(self._donors(member), member)
+        if found is not None:
+            return self._exploit(member, *found, "exploit")
+        member.interval_start = member.step
+        if self.config.explore_strong:
+            own = dict(member.hyperparams)
+            member.hyperparams = self._explored(member, own)
+            member.unobserved = True
+            self._record("explore", member, own)
+        return None, dict(member.hyperparams), None
+
+    def replace(self, member: int | PopulationMember) -> tuple[Any, dict[str, Any], CheckpointFormat]:
+        """Let a member that is lost go on as one of the best, whatever its interval and its performance.
+
+        Raises:
+            RuntimeError: No other member can be taken over from.
+        """
+        member = self._member(member)
+        others = [i for i in self.ranking() if i != member.id and self.members[i].performance is not None]
+        best = self._truncated(len(others))
+        found = self._fetch(others[:best], member) or self._fetch(others[best:], member)
+        if found is None:
+            raise RuntimeError(
+                f"member {member.id} cannot be replaced: no other member has both a performance and parameters"
+            )
+        return self._exploit(member, *found, "replace")
+
+    def report_transfer(self, member: int | PopulationMember, ok: bool) -> None:
+        """Tell whether a member has taken over what :meth:`exploit_and_explore` gave it.
+
+        If not, it has its former hyper-parameters again and may be decided about anew.
+        """
+        member = self._member(member)
+        self._counts["transferred" if ok else "not_transferred"] += 1
+        before = member.before_exploit
+        if ok or before is None:
+            return
+        member.before_exploit = None
+        taken = dict(member.hyperparams)
+        _, donor = member.lineage.pop()
+        member.hyperparams = dict(before["hyperparams"])
+        member.interval_start = before["interval_start"]
+        member.baseline, member.unobserved = None, False
+        self._record("undo", member, taken, donor=donor, detail="the parameters could not be taken over")
+
+    def ranking(self) -> list[int]:
+        """Ids of the members that have reported, best first; of equals, the lower id first."""
+        reported = np.flatnonzero(self._reported)
+        order: list[int] = reported[np.argsort(-self._scores[reported], kind="stable")].tolist()
+        return order
+
+    def statistics(self) -> dict[str, Any]:
+        """How the population is doing, as plain values; shares are ``None`` while there is nothing to count."""
+        taken = [event for event in self.events if event.kind in ("exploit", "replace")]
+        formats: dict[str, int] = {}
+        for event in taken:
+            formats[str(event.format)] = formats.get(str(event.format), 0) + 1
+        counts = self._counts
+        transfers = counts["transferred"] + counts["not_transferred"]
+        finite = [member.performance for member in self.members if member.performance is not None]
+        order = self.ranking()
+        best = self.members[order[0]] if order else None
+        return {
+            "exploits": len(taken),
+            "explores": sum(event.kind == "explore" for event in self.events),
+            "exploit_success_rate": counts["improved"] / counts["judged"] if counts["judged"] else None,
+            "checkpoint_formats": formats,
+            "transfers": transfers,
+            "transfer_success_rate": counts["transferred"] / transfers if transfers else None,
+            "diversity": {
+                "performance": float(np.std(finite)) if finite else None,
+                "hyperparams": {item.name: self._spread(item.name) for item in self.config.hyperparams},
+            },
+            "best_member": None if best is None or best.performance is None else best.id,
+            "best_performance": None if best is None else best.performance,
+            "lineage": {member.id: list(member.lineage) for member in self.members},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the parameters in the store, as values that JSON has."""
+        return {
+            "members": [member.state_dict() for member in self.members],
+            "events": [event.as_dict() for event in self.events],
+            "observations": [asdict(item) for item in self._observations],
+            "counts": dict(self._counts),
+            "generator": self._rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another scheduler was; all of it is set, or nothing.
+
+        Raises:
+            ValueError: It had another number of members, or other hyper-parameters.
+        """
+        members = [PopulationMember.from_state(item) for item in state["members"]]
+        if len(members) != self.config.population_size:
+            raise ValueError(
+                f"the state has {len(members)} members, and population_size is {self.config.population_size}"
+            )
+        names = {item.name for item in self.config.hyperparams}
+        for member in members:
+            if set(member.hyperparams) != names:
+                raise ValueError(
+                    f"the state's members have the hyper-parameters {sorted(member.hyperparams)}, and the "
+                    f"configuration {sorted(names)}"
+                )
+        events = [Event.from_dict(item) for item in state["events"]]
+        observations = [pb2.Observation(**item) for item in state["observations"]]
+        generator = np.random.default_rng()
+        generator.bit_generator.state = state["generator"]
+        counts = {name: int(state["counts"][name]) for name in self._counts}
+        self.members, self.events, self._observations = members, events, observations
+        self._counts, self._rng = counts, generator
+        for member in members:
+            self._rank(member)
+
+    def _member(self, member: int | PopulationMember) -> PopulationMember:
+        index: Any = member.id if isinstance(member, PopulationMember) else member
+        if isinstance(index, bool) or not isinstance(index, Integral) or not 0 <= int(index) < len(self.members):
+            raise ValueError(f"Invalid member: {member!r}; must be an id from 0 to {len(self.members) - 1}")
+        return self.members[int(index)]
+
+    def _put(self, member: PopulationMember, tree: Any, step: int, kind: CheckpointFormat) -> None:
+        self.store.put(member.id, tree, step, kind)
+        member.checkpoint_format, member.checkpoint_step = kind, int(step)
+        member.checkpoint_hyperparams = dict(member.hyperparams)
+
+    def _rank(self, member: PopulationMember) -> None:
+        sign = 1 if self.config.metric_mode == "max" else -1
+        self._scores[member.id] = -math.inf if member.performance is None else sign * member.performance
+        self._reported[member.id] = member.reports > 0
+
+    def _judge(self, member: PopulationMember, performance: float | None) -> None:
+        """Whether the last exploit did the member good, as its first report after it tells."""
+        before, member.before_exploit = member.before_exploit, None
+        if before is None:
+            return
+        former = before["performance"]
+        gain = performance is not None and (former is None or self._gain(former, performance) > 0)
+        self._counts["judged"] += 1
+        self._counts["improved"] += gain
+
+    def _gain(self, before: float, after: float) -> float:
+        return after - before if self.config.metric_mode == "max" else before - after
+
+    def _population_is_ready(self, member: PopulationMember) -> bool:
+        """Count this try, and say whether enough members have reported for a decision."""
+        reported = int(self._reported.sum())
+        share = math.ceil(self.config.ready_percentage * self.config.population_size - 1e-9)
+        if reported >= max(share, self.config.min_ready_members):
+            return True
+        member.tries += 1
+        return member.tries >= self.config.ready_check_max_wait and reported >= self.config.min_ready_members
+
+    def _truncated(self, count: int) -> int:
+        return max(1, int(count * self.config.truncation_ratio))
+
+    def _donors(self, member: PopulationMember) -> list[int]:
+        """From whom a member may take over; nobody if it goes on by itself."""
+        if self.config.exploit_method == "truncation":
+            order = self.ranking()
+            count = self._truncated(len(order))
+            candidates = order[:count] if member.id in order[-count:] else []
+        else:
+            others = np.flatnonzero(self._reported)
+            others = others[others != member.id]
+            candidates = [int(self._rng.choice(others))] if len(others) else []
+        # Never itself, never an equal, and never one whose performance is not known.
+        return [i for i in candidates if self._scores[i] > self._scores[member.id]]
+
+    def _fetch(
+        self, donors: list[int], member: PopulationMember
+    ) -> tuple[PopulationMember, Any, CheckpointFormat] | None:
+        """One of the donors at random with its parameters, ``None`` if none has any."""
+        donors = list(donors)
+        while donors:
+            donor = donors.pop(int(self._rng.integers(len(donors))))
+            try:
+                return self.members[donor], *self.store.get(donor)
+            except KeyError:
+                warnings.warn(
+                    f"member {member.id} would take over from member {donor}, of which there are no parameters: give "
+                    "model_parameters to update_performance",
+                    stacklevel=3,
+                )
+        return None
+
+    def _exploit(
+        self,
+        member: PopulationMember,
+        donor: PopulationMember,
+        tree: Any,
+        tree_format: CheckpointFormat,
+        kind: EventKind,
+    ) -> tuple[Any, dict[str, Any], CheckpointFormat]:
+        inherited = donor.checkpoint_hyperparams or donor.hyperparams
+        hyperparams = self._explored(member, inherited)
+        member.before_exploit = {
+            "hyperparams": dict(member.hyperparams),
+            "performance": member.performance,
+            "interval_start": member.interval_start,
+        }
+        member.hyperparams = hyperparams
+        member.interval_start = member.step
+        member.lineage.append((member.step, donor.id))
+        member.baseline = None if donor.performance is None else (member.step, donor.performance)
+        member.unobserved = True
+        step = donor.checkpoint_step
+        self._record(kind, member, inherited, donor=donor.id, donor_step=step, format=tree_format)
+        return tree, dict(hyperparams), tree_format
+
+    def _explored(self, member: PopulationMember, hyperparams: Mapping[str, Any]) -> dict[str, Any]:
+        if self.config.explore_method != "pb2":
+            return explore(self.config, hyperparams, self._rng)
+        pending = [other.hyperparams for other in self.members if other.unobserved and other is not member]
+        now = member.step / self.config.perturbation_interval
+        return pb2.propose(self.config, hyperparams, self._observations, pending, now, self._rng)
+
+    def _observe(self, member: PopulationMember) -> None:
+        """Note for PB2 what the member's hyper-parameters did in the interval that is over."""
+        if self.config.explore_method != "pb2":
+            return
+        interval = self.config.perturbation_interval
+        if member.baseline is not None and member.step > member.baseline[0]:
+            step, former = member.baseline
+            change = None
+            if member.performance is not None:
+                change = self._gain(former, member.performance) * interval / (member.step - step)
+            self._observations.append(pb2.Observation(step / interval, dict(member.hyperparams), change))
+            del self._observations[: -pb2.MAX_OBSERVATIONS]
+        member.baseline = None if member.performance is None else (member.step, member.performance)
+        member.unobserved = False
+
+    def _record(self, kind: EventKind, member: PopulationMember, former: Mapping[str, Any], **more: Any) -> None:
+        new = member.hyperparams
+        mutated = {name: [former[name], new[name]] for name in new if former[name] != new[name]}
+        self.events.append(Event(kind, member.id, member.step, mutated=mutated, hyperparams=dict(new), **more))
+
+    def _spread(self, name: str) -> float:
+        """0 if all members have the same: the deviation in units of the range, or the normalised entropy of values."""
+        item = next(item for item in self.config.hyperparams if item.name == name)
+        held = [member.hyperparams[name] for member in self.members]
+        if item.values is None:
+            return float(np.std([to_unit(item, value) for value in held]))
+        shares = np.array([held.count(value) for value in item.values if value in held]) / len(held)
+        return float(-(shares * np.log(shares)).sum() / math.log(len(item.values)) + 0.0)

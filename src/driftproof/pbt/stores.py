@@ -1,0 +1,87 @@
+"""Where members' parameters lie between the one who gives and the one who takes."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+from driftproof.state import CheckpointError, copy_tree, legacy, read, write
+
+CheckpointFormat: TypeAlias = Literal["v2_full_parameters", "v1_policy_only"]
+"""What ``agent.get_parameters()`` returns, or no more than the policy's state dict."""
+
+
+class TreeStore(Protocol):
+    """Holds the latest tree of each member."""
+
+    def put(self, member_id: int, tree: Any, step: int, format: CheckpointFormat) -> None:
+        """Keep a tree instead of the member's former one; later changes of it do not show."""
+
+    def get(self, member_id: int) -> tuple[Any, CheckpointFormat]:
+        """A copy that the caller may change.
+
+        Raises:
+            KeyError: There is none.
+        """
+
+
+class MemoryStore:
+    """Trees in this process; they are gone with it."""
+
+    def __init__(self) -> None:
+        self._trees: dict[int, tuple[Any, CheckpointFormat]] = {}
+
+    def put(self, member_id: int, tree: Any, step: int, format: CheckpointFormat) -> None:
+        self._trees[member_id] = copy_tree(tree), format
+
+    def get(self, member_id: int) -> tuple[Any, CheckpointFormat]:
+        if member_id not in self._trees:
+            raise KeyError(f"there are no parameters of member {member_id} in memory")
+        tree, kind = self._trees[member_id]
+        return copy_tree(tree), kind
+
+
+class FolderStore:
+    """Trees as checkpoint files, ``member_0003.zip`` and so on, each written whole or not at all.
+
+    A member without such a file is looked for in files of earlier versions: ``member_3.pt``, or the highest step of
+    ``member_3_step_500.pt``.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    def put(self, member_id: int, tree: Any, step: int, format: CheckpointFormat) -> None:
+        write(self.path(member_id), tree, config={"member": member_id, "step": step, "format": format})
+
+    def get(self, member_id: int) -> tuple[Any, CheckpointFormat]:
+        path = self.path(member_id)
+        if not path.exists():
+            return self._get_legacy(member_id)
+        checkpoint = read(path)
+        kind: Any = checkpoint.config.get("format")
+        if kind not in get_args(CheckpointFormat):
+            raise CheckpointError(f"{path} is a checkpoint, but not one of a member of a population")
+        return checkpoint.tree, kind
+
+    def path(self, member_id: int) -> Path:
+        return self.folder / f"member_{member_id:04d}.zip"
+
+    def _get_legacy(self, member_id: int) -> tuple[Any, CheckpointFormat]:
+        pattern = re.compile(rf"member_0*{member_id}(?:_step_?(?P<step>\d+))?\.pt")
+        matches = [match for match in map(pattern.fullmatch, self._names()) if match]
+        if not matches:
+            raise KeyError(f"there are no parameters of member {member_id} in {self.folder}")
+        latest = max(matches, key=lambda match: int(match["step"] or 0))
+        found = legacy.read(self.folder / latest[0])
+        if found.format == "v2_full_parameters":
+            return found.components, "v2_full_parameters"
+        return found.components["policy"], "v1_policy_only"
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self.folder))
+        except FileNotFoundError:
+            return []

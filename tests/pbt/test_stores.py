@@ -1,0 +1,98 @@
+"""Parameters wait in a store as they were given."""
+
+import pytest
+import torch
+
+from driftproof.pbt import FolderStore, MemoryStore, PBTConfig, PBTScheduler
+from driftproof.state import CheckpointError, compare, write
+
+
+def tree(value=1.0):
+    return {
+        "policy": {"weight": torch.full((3, 2), value)},
+        "policy.optimizer": {"state": {0: {"step": torch.tensor(value)}}, "param_groups": [{"lr": value}]},
+        "vgs_state": {"step_count": 7},
+    }
+
+
+@pytest.fixture(params=["memory", "folder"])
+def store(request, tmp_path):
+    return MemoryStore() if request.param == "memory" else FolderStore(tmp_path / "trees")
+
+
+def test_what_comes_back_is_what_was_put_and_shares_nothing(store):
+    given = tree()
+    store.put(3, given, 5, "v2_full_parameters")
+    given["policy"]["weight"].zero_()
+    taken, kind = store.get(3)
+    assert compare(taken, tree()) == []
+    assert kind == "v2_full_parameters"
+    taken["policy"]["weight"].zero_()
+    assert compare(store.get(3)[0], tree()) == []
+
+
+def test_the_latest_counts_and_members_are_apart(store):
+    store.put(1, tree(1.0), 5, "v2_full_parameters")
+    store.put(2, tree(2.0), 5, "v2_full_parameters")
+    store.put(1, {"weight": torch.ones(2)}, 9, "v1_policy_only")
+    assert compare(store.get(2)[0], tree(2.0)) == []
+    assert store.get(1)[1] == "v1_policy_only"
+    with pytest.raises(KeyError, match="no parameters of member 12"):
+        store.get(12)
+
+
+def test_a_folder_has_one_file_per_member_and_outlives_the_store(tmp_path):
+    store = FolderStore(tmp_path)
+    for step in (5, 10):
+        for member in (0, 1):
+            store.put(member, tree(step + member), step, "v2_full_parameters")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["member_0000.zip", "member_0001.zip"]
+    assert compare(FolderStore(tmp_path).get(1)[0], tree(11)) == []
+
+
+def test_a_failed_write_leaves_the_former_parameters(tmp_path):
+    store = FolderStore(tmp_path)
+    store.put(0, tree(), 5, "v2_full_parameters")
+    with pytest.raises(TypeError):
+        store.put(0, {"policy": object()}, 6, "v2_full_parameters")
+    assert compare(store.get(0)[0], tree()) == []
+
+
+def test_other_files_are_refused(tmp_path):
+    write(tmp_path / "member_0000.zip", tree())
+    (tmp_path / "member_0001.zip").write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match="not one of a member"):
+        FolderStore(tmp_path).get(0)
+    with pytest.raises(CheckpointError):
+        FolderStore(tmp_path).get(1)
+
+
+def test_files_of_earlier_versions_are_read(tmp_path):
+    full = {"format_version": "v2_full_parameters", "model_parameters": tree(), "performance": 3.0}
+    torch.save(full, tmp_path / "member_3.pt")
+    for step in (90, 1000):
+        state = {"weight": torch.full((2,), float(step))}
+        torch.save(
+            {"format_version": "v1_policy_only", "model_state_dict": state}, tmp_path / f"member_4_step_{step}.pt"
+        )
+    torch.save({"weight": torch.ones(2)}, tmp_path / "member_14.pt")
+    store = FolderStore(tmp_path)
+    found, kind = store.get(3)
+    assert compare(found, tree()) == []
+    assert kind == "v2_full_parameters"
+    with pytest.warns(UserWarning, match="has no state of optimizer"):
+        assert compare(store.get(4), ({"weight": torch.full((2,), 1000.0)}, "v1_policy_only")) == []
+    with pytest.warns(UserWarning, match="has no state of optimizer"):
+        assert compare(store.get(14), ({"weight": torch.ones(2)}, "v1_policy_only")) == []
+    store.put(3, tree(2.0), 5, "v2_full_parameters")
+    assert compare(store.get(3)[0], tree(2.0)) == []
+
+
+def test_a_folder_of_an_earlier_version_is_exploited_from(tmp_path):
+    torch.save({"format_version": "v2_full_parameters", "model_parameters": tree(9.0)}, tmp_path / "member_0.pt")
+    scheduler = PBTScheduler(PBTConfig(population_size=2, checkpoint_dir=tmp_path), seed=0)
+    scheduler.update_performance(0, 2.0, 5)
+    scheduler.update_performance(1, 1.0, 5)
+    parameters, _, kind = scheduler.exploit_and_explore(1)
+    assert compare(parameters, tree(9.0)) == []
+    assert kind == "v2_full_parameters"
