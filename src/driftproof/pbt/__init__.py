@@ -3,6 +3,7 @@
 from driftproof.pbt.config import HyperparamConfig, PBTConfig, check_against
 from driftproof.pbt.member import Trainee, mean_reward
 from driftproof.pbt.records import Event, append_events, read_events
+from driftproof.pbt.runner import PBTRunner
 from driftproof.pbt.scheduler import PBTScheduler, PopulationMember
 from driftproof.pbt.stores import CheckpointFormat, FolderStore, MemoryStore, TreeStore
 
@@ -13,6 +14,7 @@ __all__ = [
     "HyperparamConfig",
     "MemoryStore",
     "PBTConfig",
+    "PBTRunner",
     "PBTScheduler",
     "PopulationMember",
     "Trainee",

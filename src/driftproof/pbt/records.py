@@ -78,10 +78,13 @@ def append_events(path: str | os.PathLike[str], events: Iterable[Event]) -> None
         ValueError: There is a file that is not such a record; it is left alone.
         OSError: It cannot be written; it is as it was.
     """
-    added = list(events)
-    if not added:
-        return
-    items = [event.as_dict() for event in [*read_events(path), *added]]
+    if added := list(events):
+        write_events(path, [*read_events(path), *added])
+
+
+def write_events(path: str | os.PathLike[str], events: Iterable[Event]) -> None:
+    """Replace the file by one with these events, atomically."""
+    items = [event.as_dict() for event in events]
     head = json.dumps({"format": _FORMAT, "version": _VERSION})
     lines = ",\n".join(json.dumps(item, allow_nan=False) for item in items)
     write_atomically(path, [f'{head[:-1]}, "events": [\n{lines}\n]}}\n'.encode()])

@@ -1,0 +1,150 @@
+"""A population in this process: it exploits, leaves the process's generators alone, and resumes exactly."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from driftproof.pbt import HyperparamConfig, PBTConfig, PBTRunner, read_events
+from driftproof.ppo import DistributionalPPO
+from driftproof.state import compare
+from tests.ppo.resuming import walk
+from tests.ppo.scripted import small_networks
+
+
+def make_agent(member, env=walk):
+    envs = VecNormalize(DummyVecEnv([env] * 2), norm_reward=False)
+    networks = small_networks("MlpLstmPolicy")
+    settings = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "seed": 10 + member, "device": "cpu"}
+    return DistributionalPPO("MlpLstmPolicy", envs, policy_kwargs=networks, vgs_kwargs={"warmup_steps": 2}, **settings)
+
+
+def config(**changes):
+    hyperparams = [
+        HyperparamConfig("learning_rate", 1e-5, 1e-1, is_log_scale=True),
+        HyperparamConfig("optimizer.sigma", 1e-4, 1e-2, is_log_scale=True),
+    ]
+    return PBTConfig(**{"population_size": 3, "perturbation_interval": 2, "hyperparams": hyperparams, **changes})
+
+
+def states(runner):
+    trees = [trainee.agent.state_tree() for trainee in runner.trainees]
+    for tree in trees:
+        tree["rollout"]["episodes"].pop("t", None)
+        for group in tree["optimizer"]["param_groups"]:
+            group.pop("differentiable", None)
+        # Of the process, which the members do not draw from.
+        tree["random"] = None
+    return trees
+
+
+def test_a_small_population_exploits(tmp_path):
+    runner = PBTRunner(config(), make_agent, 8, tmp_path)
+    best = runner.run()
+    assert all(trainee.updates == 8 for trainee in runner.trainees)
+    events = read_events(tmp_path / "population.json")
+    exploits = [event for event in events if event.kind == "exploit"]
+    assert exploits
+    assert all(event.donor != event.member and event.format == "v2_full_parameters" for event in exploits)
+    assert [event.kind for event in events[:3]] == ["start"] * 3
+    for trainee, member in zip(runner.trainees, runner.scheduler.members, strict=True):
+        assert {name: trainee.agent.hyperparams[name] for name in member.hyperparams} == member.hyperparams
+    assert best is runner.trainees[runner.scheduler.ranking()[0]].agent
+    assert len(list((tmp_path / "members").iterdir())) == 3
+
+
+def test_the_generators_of_the_process_are_left_alone(tmp_path):
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = random.random(), np.random.random(), torch.rand(1).item()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    PBTRunner(config(), make_agent, 2, tmp_path).run()
+    assert (random.random(), np.random.random(), torch.rand(1).item()) == expected
+
+
+def test_members_do_not_disturb_each_other(tmp_path):
+    """Without any exploit, a member trains as it does alone."""
+    runner = PBTRunner(config(perturbation_interval=4), make_agent, 4, tmp_path / "run")
+    runner.run(rounds=1)
+    exploited = [event.member for event in runner.scheduler.events if event.kind == "exploit"]
+    strong = [member for member in range(3) if member not in exploited]
+    assert len(strong) >= 2
+    for member in strong:
+        alone = make_agent(member)
+        for name, value in runner.scheduler.initial_hyperparams()[member].items():
+            alone.hyperparams[name] = value
+        alone.learn(4 * 32)
+        trained = runner.trainees[member].agent
+        assert not compare(dict(trained.policy.state_dict()), dict(alone.policy.state_dict()))
+
+
+def test_same_seed_same_population(tmp_path):
+    runs = [PBTRunner(config(), make_agent, 6, tmp_path / str(i), seed=5) for i in range(2)]
+    for runner in runs:
+        runner.run()
+    assert [vars(event) for event in runs[0].scheduler.events] == [vars(event) for event in runs[1].scheduler.events]
+    assert not compare(states(runs[0]), states(runs[1]))
+
+
+class InterruptedRunError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 4, 5, 8])
+def test_resume_equals_uninterrupted(tmp_path, monkeypatch, after):
+    """Whenever it is interrupted, also in the middle of a round, and just before the state is written."""
+    whole = PBTRunner(config(), make_agent, 8, tmp_path / "whole", seed=2)
+    whole.run()
+    cut = PBTRunner(config(), make_agent, 8, tmp_path / "cut", seed=2)
+    save, count = cut._save, iter(range(100))
+
+    def failing(member):
+        if next(count) == after:
+            raise InterruptedRunError
+        save(member)
+
+    monkeypatch.setattr(cut, "_save", failing)
+    with pytest.raises(InterruptedRunError):
+        cut.run()
+    resumed = PBTRunner.resume(tmp_path / "cut", make_agent)
+    resumed.run()
+    assert [vars(event) for event in resumed.scheduler.events] == [vars(event) for event in whole.scheduler.events]
+    assert not compare(states(resumed), states(whole))
+    assert resumed.scheduler.statistics() == whole.scheduler.statistics()
+    assert read_events(tmp_path / "cut" / "population.json") == whole.scheduler.events
+
+
+def test_a_folder_that_is_taken_is_refused(tmp_path):
+    PBTRunner(config(), make_agent, 2, tmp_path).run()
+    with pytest.raises(FileExistsError, match="holds a population already"):
+        PBTRunner(config(), make_agent, 2, tmp_path)
+    state = json.loads((tmp_path / "population_state.json").read_text())
+    (tmp_path / "population_state.json").write_text(json.dumps({**state, "version": 99}))
+    with pytest.raises(ValueError, match="newer driftproof"):
+        PBTRunner.resume(tmp_path, make_agent)
+
+
+def test_what_cannot_change_is_refused_before_training(tmp_path):
+    wrong = config(hyperparams=[HyperparamConfig("n_steps", 16, 64)])
+    with pytest.raises((KeyError, ValueError), match="n_steps"):
+        PBTRunner(wrong, make_agent, 2, tmp_path)
+    assert not (tmp_path / "population_state.json").exists()
+
+
+def test_a_performance_that_is_no_number_is_never_the_best(tmp_path):
+    def metric(agent):
+        return float("nan") if agent.seed == 10 else agent.num_timesteps * 1.0
+
+    runner = PBTRunner(config(), make_agent, 4, tmp_path, metric=metric)
+    assert runner.run().seed != 10
+
+
+def test_the_optimizer_may_begin_anew(tmp_path):
+    runner = PBTRunner(config(optimizer_exploit_strategy="reset"), partial(make_agent), 8, tmp_path)
+    runner.run()
+    assert any(event.kind == "exploit" for event in runner.scheduler.events)
