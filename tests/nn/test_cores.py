@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftproof.nn.cores import GRUCore, LSTMCore, NoCore, make_core, mask_state
+from driftproof.nn.cores import GRUCore, LSTMCore, NoCore, make_core, mask_state, paired_stepper
 from driftproof.nn.segments import Segments
 
 CORES = [LSTMCore, GRUCore]
@@ -131,3 +131,30 @@ def test_without_memory_what_comes_in_goes_out():
     assert core(inputs, ()) is inputs
     assert core.masked(inputs, (), torch.ones(4, 2)) is inputs
     assert core.step(inputs[0], ())[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (LSTMCore(3, 8), LSTMCore(3, 8)),
+        (LSTMCore(3, 8), LSTMCore(3, 5)),
+        (LSTMCore(3, 8, 2), LSTMCore(3, 8, 2)),
+        (GRUCore(3, 8), GRUCore(3, 8)),
+        (LSTMCore(3, 8), NoCore(3)),
+    ],
+    ids=["alike", "widths", "layers", "gru", "none"],
+)
+def test_a_pair_steps_like_two(first, second):
+    inputs, cores = torch.randn(4, 3), (first, second)
+    states = [tuple(torch.randn_like(part) for part in core.initial_state(4)) for core in cores]
+    with torch.inference_mode():
+        step = paired_stepper(first, second)
+        for _ in range(3):
+            results = step(inputs, *states)
+            for core, state, (output, new) in zip(cores, states, results, strict=True):
+                expected, expected_state = core.step(inputs, state)
+                torch.testing.assert_close(output, expected)
+                assert [part.shape for part in new] == [part.shape for part in state]
+                for part, expected_part in zip(new, expected_state, strict=True):
+                    torch.testing.assert_close(part, expected_part)
+            states = [new for _, new in results]

@@ -21,7 +21,7 @@ from stable_baselines3.common.torch_layers import (
 from torch import Tensor, nn
 
 from driftproof._arguments import check_count, check_flag, check_number, check_option
-from driftproof.nn.cores import Core, CoreName, NoCore, State, make_core, mask_state
+from driftproof.nn.cores import Core, CoreName, NoCore, State, make_core, mask_state, paired_stepper
 from driftproof.nn.distributions import Gaussian, distribution_for
 from driftproof.nn.heads import CategoricalHead, QuantileHead, ValueHead
 from driftproof.nn.segments import Segments
@@ -264,19 +264,43 @@ class DistributionalPolicy(BasePolicy):
         Takes observations ``[B, ...]`` and the state before them; returns the parameters of the actions'
         distribution, the memory that :meth:`predict_returns` wants, and the state after.
         """
-        actor_step = self.actor_core.stepper()
-        critic_step = None if self.critic_core is None else self.critic_core.stepper()
+        run_cores = self._core_stepper()
+        layers = [layer.forward for layer in (*self.actor_network, self.action_head)]  # Hooks are for training.
 
         def step(observation: Observation, state: PolicyState) -> tuple[Tensor, Tensor, PolicyState]:
-            features, critic_features = self._features(observation)
-            memory, actor_state = actor_step(features, state.actor)
-            if critic_step is None:
-                critic_memory, critic_state = memory, state.critic
-            else:
-                critic_memory, critic_state = critic_step(critic_features, state.critic)
-            return self._action_parameters(memory), critic_memory, PolicyState(actor_state, critic_state)
+            outputs, critic_memory, state = run_cores(*self._features(observation), state)
+            for layer in layers:
+                outputs = layer(outputs)
+            return self._with_spread(outputs), critic_memory, state
 
         return step
+
+    def _core_stepper(self) -> Callable[[Tensor, Tensor, PolicyState], tuple[Tensor, Tensor, PolicyState]]:
+        """From features for the actor, features for the critics and the state to what both remember."""
+        if self.critic_core is None:
+            actor_step = self.actor_core.stepper()
+
+            def shared(features: Tensor, _: Tensor, state: PolicyState) -> tuple[Tensor, Tensor, PolicyState]:
+                memory, actor_state = actor_step(features, state.actor)
+                return memory, memory, PolicyState(actor_state, state.critic)
+
+            return shared
+        if self.critic_features_extractor is None:
+            pair_step = paired_stepper(self.actor_core, self.critic_core)
+
+            def paired(features: Tensor, _: Tensor, state: PolicyState) -> tuple[Tensor, Tensor, PolicyState]:
+                (memory, actor), (critic_memory, critic) = pair_step(features, state.actor, state.critic)
+                return memory, critic_memory, PolicyState(actor, critic)
+
+            return paired
+        steps = self.actor_core.stepper(), self.critic_core.stepper()
+
+        def separate(features: Tensor, others: Tensor, state: PolicyState) -> tuple[Tensor, Tensor, PolicyState]:
+            memory, actor = steps[0](features, state.actor)
+            critic_memory, critic = steps[1](others, state.critic)
+            return memory, critic_memory, PolicyState(actor, critic)
+
+        return separate
 
     def predict_returns(self, memory: Tensor) -> tuple[Tensor, ...]:
         """Each critic's prediction from what their core remembers."""
@@ -317,7 +341,9 @@ class DistributionalPolicy(BasePolicy):
         return features, self.extract_features(observation, self.critic_features_extractor)
 
     def _action_parameters(self, memory: Tensor) -> Tensor:
-        outputs: Tensor = self.action_head(self.actor_network(memory))
+        return self._with_spread(self.action_head(self.actor_network(memory)))
+
+    def _with_spread(self, outputs: Tensor) -> Tensor:
         if isinstance(self.distribution, Gaussian):
             return torch.cat((outputs, self.log_std.expand_as(outputs)), -1)
         return outputs
