@@ -37,6 +37,8 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from driftproof.ppo import Linear
+
 POINTS = 100
 """Of a stored learning curve."""
 WINDOW = 100
@@ -182,16 +184,6 @@ def curve(steps: Sequence[int], returns: Sequence[float], total: int) -> list[fl
 
 def make_envs(task: Task, count: int) -> DummyVecEnv:
     return DummyVecEnv([lambda: Monitor(task.make())] * count)
-
-
-@dataclass(frozen=True)
-class Linear:
-    """From a value at the beginning of training to 0 at its end."""
-
-    start: float
-
-    def __call__(self, progress_remaining: float) -> float:
-        return self.start * progress_remaining
 
 
 def with_schedules(arguments: Mapping[str, Any]) -> dict[str, Any]:

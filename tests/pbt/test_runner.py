@@ -129,6 +129,14 @@ def test_a_folder_that_is_taken_is_refused(tmp_path):
         PBTRunner.resume(tmp_path, make_agent)
 
 
+def test_parameters_lie_where_the_configuration_says(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    PBTRunner(config(checkpoint_dir=elsewhere), make_agent, 4, tmp_path / "run").run(rounds=1)
+    PBTRunner.resume(tmp_path / "run", make_agent).run()
+    assert len(list(elsewhere.iterdir())) == 3
+    assert not (tmp_path / "run" / "parameters").exists()
+
+
 def test_what_cannot_change_is_refused_before_training(tmp_path):
     wrong = config(hyperparams=[HyperparamConfig("n_steps", 16, 64)])
     with pytest.raises((KeyError, ValueError), match="n_steps"):

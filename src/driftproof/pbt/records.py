@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from driftproof.state._atomic import write_atomically
+from driftproof.state import write_atomically
 
 EventKind: TypeAlias = Literal["start", "exploit", "explore", "replace", "undo", "restart", "resume"]
 

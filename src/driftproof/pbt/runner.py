@@ -18,8 +18,7 @@ from driftproof.pbt.scheduler import PBTScheduler
 from driftproof.pbt.stores import FolderStore
 from driftproof.ppo import DistributionalPPO
 from driftproof.ppo.persistence import unchanged_generators
-from driftproof.state import read, write
-from driftproof.state._atomic import write_atomically
+from driftproof.state import read, write, write_atomically
 
 _STATE = "population_state.json"
 _VERSION = 1
@@ -33,7 +32,8 @@ class PBTRunner:
     A run that is interrupted, even killed, goes on with :meth:`resume` exactly as it would have.
 
     Args:
-        config: What is searched, and how. ``checkpoint_dir`` is a folder of the run.
+        config: What is searched, and how. ``checkpoint_dir``: where parameters to take over lie, ``parameters`` in the
+            run's folder if not given.
         make_agent: From a member's id to its agent. Called once for each; with different seeds, they differ.
         total_updates: Of each member's training.
         run_dir: Folder of the run; must not hold another.
@@ -63,7 +63,7 @@ class PBTRunner:
         agent = self.trainees[0].agent
         steps = config.perturbation_interval * _steps_per_update(agent)
         self.config = check_against(config, agent.hyperparams, steps_per_interval=steps)
-        self.scheduler = PBTScheduler(self.config, seed, store=FolderStore(self.run_dir / "parameters"))
+        self.scheduler = self._make_scheduler()
         self._files: dict[int, str] = {}
         for trainee, hyperparams in zip(self.trainees, self.scheduler.initial_hyperparams(), strict=True):
             trainee.set_hyperparams(hyperparams)
@@ -86,7 +86,7 @@ class PBTRunner:
         runner.config = _config_from(state["config"])
         size = runner.config.population_size
         runner.trainees, runner._generators = runner._make_trainees(size, make_agent, metric)
-        runner.scheduler = PBTScheduler(runner.config, runner.seed, store=FolderStore(folder / "parameters"))
+        runner.scheduler = runner._make_scheduler()
         runner.scheduler.load_state_dict(state["scheduler"])
         runner._files = {int(member): name for member, name in state["files"].items()}
         for member, trainee in enumerate(runner.trainees):
@@ -171,6 +171,10 @@ class PBTRunner:
                 trainees.append(Trainee(agent, self.total_updates, metric))
                 generators.append(agent.components()["random"].state_dict())
         return trainees, generators
+
+    def _make_scheduler(self) -> PBTScheduler:
+        store = FolderStore(self.config.checkpoint_dir or self.run_dir / "parameters")
+        return PBTScheduler(self.config, self.seed, store=store)
 
     @contextmanager
     def _as_member(self, member: int) -> Iterator[None]:

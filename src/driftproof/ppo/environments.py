@@ -7,9 +7,8 @@ is known for those of Gymnasium and Stable-Baselines3 that hold anything.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 from gymnasium.wrappers import TimeLimit
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
@@ -25,7 +24,7 @@ from stable_baselines3.common.vec_env import (
     VecTransposeImage,
 )
 
-Observation: TypeAlias = "np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]"
+from driftproof.ppo.rollout import HostObservation
 
 _ENV_WRAPPERS: dict[type, str] = {Monitor: "rewards", TimeLimit: "_elapsed_steps"}
 """The attribute that says how far an episode is."""
@@ -91,7 +90,7 @@ def restore_environments(env: VecEnv, states: Mapping[str, Any]) -> bool:
     return True
 
 
-def without_learning(env: VecEnv) -> Observation:
+def without_learning(env: VecEnv) -> HostObservation:
     """Reset, but leave statistics of observations as they are."""
     normalizers = [wrapper for wrapper in _wrappers(env) if isinstance(wrapper, VecNormalize)]
     training = [normalizer.training for normalizer in normalizers]
@@ -123,7 +122,7 @@ def restore_generators(env: VecEnv, states: Sequence[Mapping[str, Any]]) -> None
         base.set_attr("np_random", generator, indices=[i])
 
 
-def renormalized(env: VecEnv) -> Observation | None:
+def renormalized(env: VecEnv) -> HostObservation | None:
     """The last observations, normalised with the statistics of now; ``None`` if wrappers changed them further."""
     for wrapper in _wrappers(env):
         if isinstance(wrapper, VecNormalize):

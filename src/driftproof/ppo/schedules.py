@@ -9,8 +9,8 @@ from driftproof._arguments import check_number
 
 
 @dataclass(frozen=True)
-class Linear:
-    """A straight line.
+class _FromTo:
+    """From a value to another.
 
     Args:
         start: Value at the beginning of training.
@@ -21,31 +21,23 @@ class Linear:
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.start, self.end)
+        check_number("start", self.start, at_least=0)
+        check_number("end", self.end, at_least=0)
+
+    def _between(self, share: float) -> float:
+        """``end`` at 0, ``start`` at 1."""
+        return self.end + (self.start - self.end) * share
+
+
+class Linear(_FromTo):
+    """A straight line from ``start`` to ``end``."""
 
     def __call__(self, progress_remaining: float) -> float:
-        return self.end + (self.start - self.end) * progress_remaining
+        return self._between(progress_remaining)
 
 
-@dataclass(frozen=True)
-class Cosine:
-    """Half a wave, which is slow at first and at last.
-
-    Args:
-        start: Value at the beginning of training.
-        end: Value at its end.
-    """
-
-    start: float
-    end: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check(self.start, self.end)
+class Cosine(_FromTo):
+    """Half a wave from ``start`` to ``end``, slow at first and at last."""
 
     def __call__(self, progress_remaining: float) -> float:
-        return self.end + (self.start - self.end) * (1 - math.cos(math.pi * progress_remaining)) / 2
-
-
-def _check(start: float, end: float) -> None:
-    check_number("start", start, at_least=0)
-    check_number("end", end, at_least=0)
+        return self._between((1 - math.cos(math.pi * progress_remaining)) / 2)

@@ -1,5 +1,6 @@
 """The state tree, and the files that hold it."""
 
+from driftproof.state._atomic import write_atomically
 from driftproof.state.files import Checkpoint, CheckpointError, Inspection, inspect, read, write
 from driftproof.state.store import AsyncWriter, CheckpointStore
 from driftproof.state.tree import (
@@ -38,4 +39,5 @@ __all__ = [
     "unflatten",
     "without",
     "write",
+    "write_atomically",
 ]
