@@ -1,4 +1,4 @@
-"""An agent's settings as JSON, and back: nothing is imported, and nothing is called, because a file says so."""
+"""An agent's settings as plain values, and back: nothing is imported or called because a file says so."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def is_known(kind: Any) -> bool:
 
 
 def encode(value: Any) -> Any:
-    """Settings as JSON. Classes and functions that are neither ours nor torch's become their names."""
+    """Settings as plain values. Classes and functions that are neither ours nor torch's become their names."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+        return float(value)
     if isinstance(value, np.integer | np.bool_):
         return value.item()
     if isinstance(value, os.PathLike):
@@ -63,7 +63,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): encode(part) for key, part in value.items()}
     if isinstance(value, tuple):
-        return {"$tuple": [encode(part) for part in value]}
+        return tuple(encode(part) for part in value)
     if isinstance(value, list):
         return [encode(part) for part in value]
     if type(value).__name__ in _SCHEDULES and isinstance(value, _SCHEDULES[type(value).__name__]):  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def foreign_places(settings: Any) -> set[str]:
 
 
 def decode(value: Any, given: Mapping[str, Any], place: str = "") -> Any:
-    """Settings from JSON.
+    """Settings from plain values.
 
     Args:
         value: What :func:`encode` returned.
@@ -89,8 +89,8 @@ def decode(value: Any, given: Mapping[str, Any], place: str = "") -> Any:
     Raises:
         CheckpointError: There is no such class, or it has to be given.
     """
-    if isinstance(value, list):
-        return [decode(part, given, place) for part in value]
+    if isinstance(value, list | tuple):
+        return type(value)(decode(part, given, place) for part in value)
     if not isinstance(value, dict):
         return value
     tag = next((key for key in value if key.startswith("$")), None)
@@ -104,10 +104,6 @@ def decode(value: Any, given: Mapping[str, Any], place: str = "") -> Any:
 
 def _decode_tagged(tag: str, value: dict[str, Any], given: Mapping[str, Any], place: str) -> Any:
     content = value[tag]
-    if tag == "$tuple":
-        return tuple(decode(part, given, place) for part in content)
-    if tag == "$float":
-        return float(content)
     if tag == "$space":
         if _numbers(content) > _LARGEST_SPACE:
             raise ValueError("too many numbers")
@@ -180,7 +176,7 @@ def _decode_space(value: dict[str, Any]) -> spaces.Space[Any]:
 
 def _encode_bound(bound: npt.NDArray[Any]) -> Any:
     """One number if all are the same, which they are in images."""
-    flat = [str(x) if isinstance(x, float) and math.isinf(x) else x for x in bound.flatten().tolist()]
+    flat = bound.flatten().tolist()
     return flat[0] if flat and all(x == flat[0] for x in flat) else flat
 
 

@@ -232,7 +232,7 @@ class Persistent(BaseAlgorithm):
         return agent
 
     def config(self) -> dict[str, Any]:
-        """What it takes to make an agent that this one's state fits, as JSON."""
+        """What it takes to make an agent that this one's state fits, as plain values."""
         return {
             "class": type(self).__name__,
             "settings": manifest.encode(self.settings()),
