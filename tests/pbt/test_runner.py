@@ -111,6 +111,8 @@ def test_resume_equals_uninterrupted(tmp_path, monkeypatch, after):
     monkeypatch.setattr(cut, "_save", failing)
     with pytest.raises(InterruptedRunError):
         cut.run()
+    # Another process, which has drawn other numbers.
+    random.seed(99), np.random.seed(99), torch.manual_seed(99)
     resumed = PBTRunner.resume(tmp_path / "cut", make_agent)
     resumed.run()
     assert [vars(event) for event in resumed.scheduler.events] == [vars(event) for event in whole.scheduler.events]
