@@ -99,6 +99,25 @@ def test_graph_reads_hyperparameters_as_they_change():
     assert_same_update(eager, graphed, before)
 
 
+def test_a_graph_follows_parameters_that_were_set_or_loaded(tmp_path):
+    donor = agent(seed=1, cuda_graph=True, optimizer_class="adam").learn(256)
+    eager, graphed = pair_of_agents(optimizer_class="adam")
+    for model in (eager, graphed):
+        model.learn(128)
+        model.set_parameters(donor.get_parameters())
+    before = weights(eager)
+    for model in (eager, graphed):
+        torch.manual_seed(0)
+        model.train()
+    assert_same_update(eager, graphed, before)
+
+    graphed.save(tmp_path / "agent.dp")
+    loaded = DistributionalPPO.load(tmp_path / "agent.dp", env=make_vec_env("CartPole-v1", 4, seed=0), device="cuda")
+    assert all(torch.equal(p, weights(graphed)[name]) for name, p in weights(loaded).items())
+    loaded.learn(128, reset_num_timesteps=False)
+    assert all(torch.isfinite(p).all() for p in weights(loaded).values())
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("cuda_graph", [False, True])
 def test_an_update_waits_for_the_device_once(cuda_graph, monkeypatch):
