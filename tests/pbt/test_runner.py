@@ -9,53 +9,27 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from driftproof.pbt import HyperparamConfig, PBTConfig, PBTRunner, read_events
+from driftproof.pbt import HyperparamConfig, PBTRunner, Trainee, read_events
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import compare
-from tests.ppo.resuming import walk
-from tests.ppo.scripted import small_networks
-
-
-def make_agent(member, env=walk):
-    envs = VecNormalize(DummyVecEnv([env] * 2), norm_reward=False)
-    networks = small_networks("MlpLstmPolicy")
-    settings = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "seed": 10 + member, "device": "cpu"}
-    return DistributionalPPO("MlpLstmPolicy", envs, policy_kwargs=networks, vgs_kwargs={"warmup_steps": 2}, **settings)
-
-
-def config(**changes):
-    hyperparams = [
-        HyperparamConfig("learning_rate", 1e-5, 1e-1, is_log_scale=True),
-        HyperparamConfig("optimizer.sigma", 1e-4, 1e-2, is_log_scale=True),
-    ]
-    return PBTConfig(**{"population_size": 3, "perturbation_interval": 2, "hyperparams": hyperparams, **changes})
-
-
-def states(runner):
-    trees = [trainee.agent.state_tree() for trainee in runner.trainees]
-    for tree in trees:
-        tree["rollout"]["episodes"].pop("t", None)
-        for group in tree["optimizer"]["param_groups"]:
-            group.pop("differentiable", None)
-        # Of the process, which the members do not draw from.
-        tree["random"] = None
-    return trees
+from tests.pbt.populations import config, make_agent, states
 
 
 def test_a_small_population_exploits(tmp_path):
     runner = PBTRunner(config(), make_agent, 8, tmp_path)
     best = runner.run()
-    assert all(trainee.updates == 8 for trainee in runner.trainees)
+    assert runner.updates == [8, 8, 8]
     events = read_events(tmp_path / "population.json")
     exploits = [event for event in events if event.kind == "exploit"]
     assert exploits
     assert all(event.donor != event.member and event.format == "v2_full_parameters" for event in exploits)
     assert [event.kind for event in events[:3]] == ["start"] * 3
-    for trainee, member in zip(runner.trainees, runner.scheduler.members, strict=True):
-        assert {name: trainee.agent.hyperparams[name] for name in member.hyperparams} == member.hyperparams
-    assert best is runner.trainees[runner.scheduler.ranking()[0]].agent
+    for member in runner.scheduler.members:
+        agent = runner.load_member(member.id)
+        assert {name: agent.hyperparams[name] for name in member.hyperparams} == member.hyperparams
+    loaded = DistributionalPPO.load(runner.path_of(runner.best_member))
+    assert not compare(loaded.get_parameters(), best.get_parameters())
     assert len(list((tmp_path / "members").iterdir())) == 3
 
 
@@ -69,17 +43,14 @@ def test_the_generators_of_the_process_are_left_alone(tmp_path):
 
 def test_members_do_not_disturb_each_other(tmp_path):
     """Without any exploit, a member trains as it does alone."""
-    runner = PBTRunner(config(perturbation_interval=4), make_agent, 4, tmp_path / "run")
-    runner.run(rounds=1)
-    exploited = [event.member for event in runner.scheduler.events if event.kind == "exploit"]
-    strong = [member for member in range(3) if member not in exploited]
-    assert len(strong) >= 2
-    for member in strong:
+    runner = PBTRunner(config(perturbation_interval=4), make_agent, 8, tmp_path / "run")
+    runner.run(updates=4)
+    for member in range(3):
         alone = make_agent(member)
         for name, value in runner.scheduler.initial_hyperparams()[member].items():
             alone.hyperparams[name] = value
-        alone.learn(4 * 32)
-        trained = runner.trainees[member].agent
+        Trainee(alone, 8).train(4)
+        trained = runner.load_member(member)
         assert not compare(dict(trained.policy.state_dict()), dict(alone.policy.state_dict()))
 
 
@@ -95,18 +66,19 @@ class InterruptedRunError(Exception):
     pass
 
 
+@pytest.mark.parametrize("synchronous", [False, True])
 @pytest.mark.parametrize("after", [1, 4, 5, 8])
-def test_resume_equals_uninterrupted(tmp_path, monkeypatch, after):
+def test_resume_equals_uninterrupted(tmp_path, monkeypatch, after, synchronous):
     """Whenever it is interrupted, also in the middle of a round, and just before the state is written."""
-    whole = PBTRunner(config(), make_agent, 8, tmp_path / "whole", seed=2)
+    whole = PBTRunner(config(), make_agent, 8, tmp_path / "whole", seed=2, synchronous=synchronous)
     whole.run()
-    cut = PBTRunner(config(), make_agent, 8, tmp_path / "cut", seed=2)
+    cut = PBTRunner(config(), make_agent, 8, tmp_path / "cut", seed=2, synchronous=synchronous)
     save, count = cut._save, iter(range(100))
 
-    def failing(member):
+    def failing():
         if next(count) == after:
             raise InterruptedRunError
-        save(member)
+        save()
 
     monkeypatch.setattr(cut, "_save", failing)
     with pytest.raises(InterruptedRunError):
@@ -133,10 +105,10 @@ def test_a_folder_that_is_taken_is_refused(tmp_path):
 
 def test_parameters_lie_where_the_configuration_says(tmp_path):
     elsewhere = tmp_path / "elsewhere"
-    PBTRunner(config(checkpoint_dir=elsewhere), make_agent, 4, tmp_path / "run").run(rounds=1)
+    PBTRunner(config(checkpoint_dir=elsewhere), make_agent, 4, tmp_path / "run").run(updates=2)
     PBTRunner.resume(tmp_path / "run", make_agent).run()
     assert len(list(elsewhere.iterdir())) == 3
-    assert not (tmp_path / "run" / "parameters").exists()
+    assert not (tmp_path / "run" / "members").exists()
 
 
 def test_what_cannot_change_is_refused_before_training(tmp_path):

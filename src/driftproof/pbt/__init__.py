@@ -1,6 +1,8 @@
 """Population-based training: agents that take over from better ones, with hyper-parameters that change on the way."""
 
+from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
 from driftproof.pbt.config import HyperparamConfig, PBTConfig, check_against
+from driftproof.pbt.folder import read_metrics
 from driftproof.pbt.member import Trainee, mean_reward
 from driftproof.pbt.records import Event, append_events, read_events
 from driftproof.pbt.runner import PBTRunner
@@ -8,19 +10,23 @@ from driftproof.pbt.scheduler import PBTScheduler, PopulationMember
 from driftproof.pbt.stores import CheckpointFormat, FolderStore, MemoryStore, TreeStore
 
 __all__ = [
+    "Backend",
     "CheckpointFormat",
     "Event",
     "FolderStore",
     "HyperparamConfig",
+    "InlineBackend",
     "MemoryStore",
     "PBTConfig",
     "PBTRunner",
     "PBTScheduler",
     "PopulationMember",
+    "ProcessBackend",
     "Trainee",
     "TreeStore",
     "append_events",
     "check_against",
     "mean_reward",
     "read_events",
+    "read_metrics",
 ]

@@ -66,6 +66,15 @@ class Trainee:
             agent.resume(self.callback)
         return float(self.metric(agent))
 
+    def count_from(self, updates: int) -> None:
+        """Let a new agent go on in the middle of a training."""
+        counts = self.agent.counters.state_dict()
+        total, done = self.total_updates * self._steps, updates * self._steps
+        progress = 1 - done / total
+        counts |= {"num_timesteps": done, "total_timesteps": total, "progress_remaining": progress}
+        self.agent.counters.load_state_dict(counts)
+        self.agent.state_was_loaded()
+
     def set_hyperparams(self, hyperparams: Mapping[str, Any]) -> None:
         """Put hyper-parameters in force; none is set if one of them is wrong."""
         for name, value in hyperparams.items():

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from driftproof.state import write_atomically
 
-EventKind: TypeAlias = Literal["start", "exploit", "explore", "replace", "undo", "restart", "resume"]
+EventKind: TypeAlias = Literal["start", "exploit", "explore", "replace", "undo", "restart"]
 
 _FORMAT = "driftproof population"
 _VERSION = 1
@@ -24,7 +24,8 @@ class Event:
 
     kind: EventKind
     """``exploit`` took over from a donor, ``explore`` only mutated, ``replace`` is an exploit that the runner asked for
-    since the member was lost, ``undo`` takes the last exploit back. Runners add ``restart`` and ``resume``."""
+    since the member was lost, ``undo`` takes the last exploit back, ``restart`` began again from its last state after a
+    failure."""
     member: int
     step: int
     """Updates that the member had done."""

@@ -1,44 +1,73 @@
-"""Trains a population in this process, one member after the other, and goes on with it after an interruption."""
+"""Trains a population, wherever its members are, and goes on with it after an interruption."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
-from driftproof._arguments import check_count
+from driftproof._arguments import check_count, check_flag, check_option
+from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
 from driftproof.pbt.config import HyperparamConfig, PBTConfig, check_against
-from driftproof.pbt.member import MakeAgent, Metric, Trainee, mean_reward
-from driftproof.pbt.records import write_events
+from driftproof.pbt.folder import RunFolder
+from driftproof.pbt.member import MakeAgent, Metric, mean_reward
+from driftproof.pbt.records import Event
 from driftproof.pbt.scheduler import PBTScheduler
-from driftproof.pbt.stores import FolderStore
+from driftproof.pbt.stores import MemoryStore
+from driftproof.pbt.work import Failure, Order, Report, Work
 from driftproof.ppo import DistributionalPPO
 from driftproof.ppo.persistence import unchanged_generators
-from driftproof.state import read, write, write_atomically
+from driftproof.state import read
 
-_STATE = "population_state.json"
-_VERSION = 1
+BackendName: TypeAlias = Literal["inline", "process", "ray"]
+
+
+@dataclass
+class _Place:
+    """Where one member is in its training, and what it is to do next."""
+
+    hyperparams: dict[str, Any]
+    updates: int = 0
+    file: str | None = None
+    """Its whole state, as last reported."""
+    offered: str | None = None
+    """The state that others may take over; an older one while its last report waits for a decision."""
+    donor: str | None = None
+    """The state to take over before it trains on."""
+    is_anew: bool = False
+    """Whether its own state is given up."""
+    waits: bool = False
+    """Whether its last report waits for a decision."""
+    performance: float | None = None
+    not_taken_over: str | None = None
 
 
 class PBTRunner:
     """A population, its folder, and its training.
 
-    Every member has its own environments, random generators and counters; those of this process are left alone. After
-    each slice of ``config.perturbation_interval`` updates a member is saved whole, and the decision about it is taken.
-    A run that is interrupted, even killed, goes on with :meth:`resume` exactly as it would have.
+    Every member has its own environments, random generators and counters; those of this process are left alone. Members
+    train in slices of ``config.perturbation_interval`` updates. After each, a member's whole state is written to the
+    folder, and it is decided what it does next. A member that fails, or whose process or machine is gone, goes on from
+    what it last wrote; after ``max_restarts`` failures in a row, as a clone of one of the best. A run that was
+    interrupted or killed goes on with :meth:`resume`.
 
     Args:
-        config: What is searched, and how. ``checkpoint_dir``: where parameters to take over lie, ``parameters`` in the
-            run's folder if not given.
-        make_agent: From a member's id to its agent. Called once for each; with different seeds, they differ.
+        config: What is searched, and how. ``checkpoint_dir``: where members' states lie, ``members`` in the run's
+            folder if not given.
+        make_agent: From a member's id to its agent. With different seeds, they differ. Also called to check the
+            configuration, and whenever a member begins again elsewhere.
         total_updates: Of each member's training.
         run_dir: Folder of the run; must not hold another.
         seed: Of decisions.
         metric: How well an agent does; by default the mean return of recent episodes.
+        backend: Where members train: ``"inline"``, one after the other in this process; ``"process"``, at the same time
+            on this machine; ``"ray"``, on a cluster; or one of these with options, as ``ProcessBackend(workers=4)``.
+        synchronous: Decide for all members when all have done the same number of updates. What comes of a run then
+            does not depend on who is faster. Otherwise nobody waits for anybody.
+        max_restarts: How often in a row a member may fail before it is given up.
     """
 
     def __init__(
@@ -49,150 +78,297 @@ class PBTRunner:
         run_dir: str | os.PathLike[str],
         seed: int = 0,
         metric: Metric = mean_reward,
+        *,
+        backend: BackendName | Backend = "inline",
+        synchronous: bool = False,
+        max_restarts: int = 3,
+        _saved: Mapping[str, Any] | None = None,
     ) -> None:
         check_count("total_updates", total_updates, at_least=1)
         check_count("seed", seed)
-        self.run_dir = Path(run_dir)
-        if (self.run_dir / _STATE).exists():
+        check_flag("synchronous", synchronous)
+        check_count("max_restarts", max_restarts)
+        self.total_updates, self.seed, self.synchronous = total_updates, seed, synchronous
+        self.max_restarts = max_restarts
+        self._folder = RunFolder(run_dir, config.checkpoint_dir)
+        if _saved is None and self._folder.is_taken:
             raise FileExistsError(
-                f"{self.run_dir} holds a population already: choose another folder, or go on with it, "
+                f"{run_dir} holds a population already: choose another folder, or go on with it, "
                 "PBTRunner.resume(run_dir, make_agent)"
             )
-        self.total_updates, self.seed = total_updates, seed
-        self.trainees, self._generators = self._make_trainees(config.population_size, make_agent, metric)
-        agent = self.trainees[0].agent
-        steps = config.perturbation_interval * _steps_per_update(agent)
-        self.config = check_against(config, agent.hyperparams, steps_per_interval=steps)
-        self.scheduler = self._make_scheduler()
-        self._files: dict[int, str] = {}
-        for trainee, hyperparams in zip(self.trainees, self.scheduler.initial_hyperparams(), strict=True):
-            trainee.set_hyperparams(hyperparams)
+        self._make_agent, self._metric = make_agent, metric
+        self._backend = _backend_named(backend) if isinstance(backend, str) else backend
+        self.config = _checked(config, make_agent)
+        # What members offer are names of files.
+        self.scheduler = PBTScheduler(self.config, seed, store=MemoryStore())
+        self._places = [_Place(hyperparams) for hyperparams in self.scheduler.initial_hyperparams()]
+        if _saved is not None:
+            self._load(_saved)
+        self._live: set[int] = set()
+        self._busy: set[int] = set()
+        self._failures = [0] * self.config.population_size
+        self._is_stopping = False
 
     @classmethod
-    def resume(cls, run_dir: str | os.PathLike[str], make_agent: MakeAgent, metric: Metric = mean_reward) -> PBTRunner:
-        """A run as it was when it last saved.
+    def resume(
+        cls,
+        run_dir: str | os.PathLike[str],
+        make_agent: MakeAgent,
+        metric: Metric = mean_reward,
+        *,
+        backend: BackendName | Backend = "inline",
+        max_restarts: int = 3,
+    ) -> PBTRunner:
+        """A run as it was when a member last reported.
 
         Args:
             run_dir: Its folder.
-            make_agent: As it was given then.
+            make_agent: As it was given then: a file names no code to run.
             metric: As it was given then.
+            backend: May be another than then.
+            max_restarts: Likewise.
         """
-        folder = Path(run_dir)
-        state = json.loads((folder / _STATE).read_bytes())
-        if state["version"] > _VERSION:
-            raise ValueError(f"{folder} was written by a newer driftproof: its version is {state['version']}")
-        runner = cls.__new__(cls)
-        runner.run_dir, runner.total_updates, runner.seed = folder, state["total_updates"], state["seed"]
-        runner.config = _config_from(state["config"])
-        size = runner.config.population_size
-        runner.trainees, runner._generators = runner._make_trainees(size, make_agent, metric)
-        runner.scheduler = runner._make_scheduler()
-        runner.scheduler.load_state_dict(state["scheduler"])
-        runner._files = {int(member): name for member, name in state["files"].items()}
-        for member, trainee in enumerate(runner.trainees):
-            trainee.set_hyperparams(runner.scheduler.members[member].hyperparams)
-            if member in runner._files:
-                with runner._as_member(member):
-                    trainee.agent.load_state_tree(read(folder / "members" / runner._files[member]).tree)
-        return runner
+        saved = RunFolder(run_dir).read_state()
+        return cls(
+            _config_from(saved["config"]),
+            make_agent,
+            saved["total_updates"],
+            run_dir,
+            saved["seed"],
+            metric,
+            backend=backend,
+            synchronous=saved["synchronous"],
+            max_restarts=max_restarts,
+            _saved=saved,
+        )
 
-    def run(self, rounds: int | None = None) -> DistributionalPPO:
-        """Train all members to their end, or for some rounds; the best of them.
+    @property
+    def run_dir(self) -> Path:
+        return self._folder.path
 
-        Args:
-            rounds: Slices of every member; ``None``: all that are left.
-        """
-        while any(not trainee.is_done for trainee in self.trainees):
-            if rounds is not None:
-                if rounds == 0:
-                    break
-                rounds -= 1
-            for member in self._order():
-                self._advance(member)
-        return self.best
+    @property
+    def updates(self) -> list[int]:
+        """That each member has done."""
+        return [place.updates for place in self._places]
+
+    @property
+    def best_member(self) -> int:
+        """Who did best at its last report; 0 if nobody has reported yet."""
+        ranking = self.scheduler.ranking()
+        return ranking[0] if ranking else 0
 
     @property
     def best(self) -> DistributionalPPO:
-        """The agent of the best member, by its last report."""
-        ranking = self.scheduler.ranking()
-        return self.trainees[ranking[0] if ranking else 0].agent
+        """The agent of :attr:`best_member`."""
+        return self.load_member(self.best_member)
 
-    def _order(self) -> list[int]:
-        """Who is to train in this round: first those who are behind, as after an interruption."""
-        updates = [trainee.updates for trainee in self.trainees]
-        return [member for member, done in enumerate(updates) if done == min(updates)]
+    def path_of(self, member: int) -> Path | None:
+        """A member's last checkpoint, which ``DistributionalPPO.load`` loads; ``None`` if it has not reported yet."""
+        name = self._places[member].file
+        return None if name is None else self._folder.members / name
 
-    def _advance(self, member: int) -> None:
-        """One slice, what follows from it, and all of it saved."""
-        trainee = self.trainees[member]
-        with self._as_member(member):
-            performance = trainee.train(self.config.perturbation_interval)
-            parameters = trainee.agent.get_parameters()
-            self.scheduler.update_performance(member, performance, trainee.updates, parameters)
-            taken, hyperparams, tree_format = self.scheduler.exploit_and_explore(member)
-            if taken is not None and tree_format is not None:
-                strategy = self.config.optimizer_exploit_strategy
-                trainee.inherit(taken, tree_format, hyperparams, strategy)
-                self.scheduler.report_transfer(member, ok=True)
-            else:
-                trainee.set_hyperparams(hyperparams)
-        self._save(member)
+    def load_member(self, member: int) -> DistributionalPPO:
+        """A member's agent as it last reported, with environments of its own."""
+        path = self.path_of(member)
+        with unchanged_generators():
+            agent = self._make_agent(member)
+            if path is not None:
+                agent.load_state_tree(read(path).tree)
+        return agent
 
-    def _save(self, member: int) -> None:
-        """First the member's file under a new name, then the state that names it, then what nobody names any more."""
-        trainee = self.trainees[member]
-        with self._as_member(member):
-            tree, config, exact = trainee.agent.current_states(), trainee.agent.config(), trainee.agent.edge.is_whole
-        before, name = self._files.get(member), f"member_{member:04d}_{trainee.updates:09d}.zip"
-        write(self.run_dir / "members" / name, tree, config=config, exact=exact)
-        self._files[member] = name
+    def run(self, updates: int | None = None) -> DistributionalPPO:
+        """Train all members to their end, or until each has done so many updates; the best of them.
+
+        Raises:
+            RuntimeError: A member fails again and again, as a clone too; or another process runs the population.
+            OSError: Something could not be written. What is in the folder is whole, and can be resumed.
+        """
+        if updates is not None:
+            check_count("updates", updates, at_least=1)
+        goal = min(self.total_updates, updates or self.total_updates)
+        strategy = self.config.optimizer_exploit_strategy
+        size = self.config.population_size
+        with self._folder.locked():
+            self._live, self._busy, self._is_stopping = set(), set(), False
+            self._backend.start(Work(self._make_agent, self._metric, size, self.total_updates, strategy))
+            try:
+                self._decide(self._due())
+                # First those who are behind, as after an interruption.
+                self._send(sorted(range(size), key=lambda member: self._places[member].updates), goal)
+                while self._busy:
+                    self._send(self._handle(self._backend.wait()), goal)
+            finally:
+                self._backend.close()
+        return self.best
+
+    def stop(self) -> None:
+        """Let :meth:`run` return as soon as those who are training have reported."""
+        self._is_stopping = True
+
+    def _send(self, members: Iterable[int], goal: int) -> None:
+        """Tell members what to do next, those who have something to do."""
+        for member in members:
+            place = self._places[member]
+            if place.updates >= goal and member not in self._busy:
+                self._backend.release(member)
+                self._live.discard(member)
+            elif not place.waits and not self._is_stopping:
+                self._backend.submit(self._order(member))
+                self._busy.add(member)
+                self._live.add(member)
+
+    def _order(self, member: int) -> Order:
+        place, restore, start_at = self._places[member], None, None
+        if place.is_anew:
+            start_at = place.updates
+        elif member not in self._live and place.file is not None:
+            restore = self._folder.read_member(place.file)
+        donor = None if place.donor is None else self._folder.read_member(place.donor)
+        updates = min(self.config.perturbation_interval, self.total_updates - place.updates)
+        return Order(member, updates, place.hyperparams, restore, start_at, donor)
+
+    def _handle(self, result: Report | Failure) -> list[int]:
+        """See to what came of an order; who may go on."""
+        try:
+            return self._recover(result) if isinstance(result, Failure) else self._receive(result)
+        except OSError as error:
+            advice = f"{error.strerror or error} (the run is whole as of before: when that is mended, resume it)"
+            raise OSError(error.errno, advice, error.filename) from error
+
+    def _receive(self, report: Report) -> list[int]:
+        """Write down what a member has done, and decide if it is time."""
+        member, place = report.member, self._places[report.member]
+        self._busy.discard(member)
+        self._failures[member] = 0
+        place.file = self._folder.write_member(member, report.updates, report.state)
+        place.updates, place.performance = report.updates, report.performance
+        place.not_taken_over, place.is_anew, place.waits = report.not_taken_over, False, True
+        self._folder.log(member, report.rows)
+        due = self._due()
+        self._decide(due)
+        self._save()
+        if due:
+            self._folder.log(None, [self._vital_signs()])
+        return due
+
+    def _due(self) -> list[int]:
+        """Whose reports wait for a decision, and can have it now."""
+        waiting = [member for member, place in enumerate(self._places) if place.waits]
+        ahead = max((self._places[member].updates for member in waiting), default=0)
+        if self.synchronous and any(not place.waits and place.updates < ahead for place in self._places):
+            return []
+        return waiting
+
+    def _decide(self, members: list[int]) -> None:
+        """Tell the scheduler what these have done, and then ask it what they shall do."""
+        for member in members:
+            place = self._places[member]
+            if place.donor is not None:
+                self.scheduler.report_transfer(member, ok=place.not_taken_over is None)
+            place.donor = place.not_taken_over = None
+            place.offered, place.waits = place.file, False
+            self.scheduler.update_performance(member, place.performance, place.updates, place.file)
+        for member in members:
+            place = self._places[member]
+            if place.updates < self.total_updates:
+                place.donor, place.hyperparams, _ = self.scheduler.exploit_and_explore(member)
+
+    def _recover(self, failure: Failure) -> list[int]:
+        """Let those who are lost begin again; who they are."""
+        again = [member for member in failure.lost if member in self._busy]
+        self._live -= set(failure.lost)
+        self._busy -= set(failure.lost)
+        if failure.member is None:
+            return again
+        member, place = failure.member, self._places[failure.member]
+        self._failures[member] += 1
+        self._note("restart", member, failure.reason)
+        if self._failures[member] > self.max_restarts:
+            self._give_up(member, failure.reason)
+        self._save()
+        assert place.updates < self.total_updates
+        return again
+
+    def _give_up(self, member: int, reason: str) -> None:
+        """Let a member go on as a clone of one of the best."""
+        place = self._places[member]
+        tries = self._failures[member]
+        self._failures[member] = 0
+        if place.is_anew:
+            raise RuntimeError(f"member {member} failed {tries} times in a row, as a clone of another too:\n{reason}")
+        try:
+            place.donor, place.hyperparams, _ = self.scheduler.replace(member)
+        except RuntimeError as error:
+            raise RuntimeError(f"member {member} failed {tries} times in a row, and {error}:\n{reason}") from None
+        place.is_anew = True
+
+    def _note(self, kind: Literal["restart"], member: int, detail: str) -> None:
+        place = self._places[member]
+        last = detail.strip().splitlines()[-1]
+        self.scheduler.events.append(
+            Event(kind, member, place.updates, hyperparams=dict(place.hyperparams), detail=last)
+        )
+
+    def _save(self) -> None:
         state = {
-            "version": _VERSION,
             "seed": self.seed,
             "total_updates": self.total_updates,
+            "synchronous": self.synchronous,
             "config": dataclasses.asdict(self.config),
             "scheduler": self.scheduler.state_dict(),
-            "files": self._files,
+            "members": [dataclasses.asdict(place) for place in self._places],
         }
-        write_atomically(self.run_dir / _STATE, [json.dumps(state, default=os.fspath).encode()])
-        # After the state that it follows from: a run that is resumed writes the same again.
-        write_events(self.run_dir / "population.json", self.scheduler.events)
-        if before is not None and before != name:
-            (self.run_dir / "members" / before).unlink(missing_ok=True)
+        used = {name for place in self._places for name in (place.file, place.offered, place.donor) if name}
+        self._folder.write_state(state, self.scheduler.events, used)
 
-    def _make_trainees(
-        self, count: int, make_agent: MakeAgent, metric: Metric
-    ) -> tuple[list[Trainee], list[dict[str, Any]]]:
-        """The members, and the state of the random generators that each goes on with."""
-        trainees, generators = [], []
-        with unchanged_generators():
-            for member in range(count):
-                agent = make_agent(member)
-                trainees.append(Trainee(agent, self.total_updates, metric))
-                generators.append(agent.components()["random"].state_dict())
-        return trainees, generators
+    def _load(self, saved: Mapping[str, Any]) -> None:
+        self.scheduler.load_state_dict(saved["scheduler"])
+        self._places = [_Place(**place) for place in saved["members"]]
+        for member, place in enumerate(self._places):
+            if place.offered is not None:
+                self.scheduler.store.put(member, place.offered, place.updates, "v2_full_parameters")
 
-    def _make_scheduler(self) -> PBTScheduler:
-        store = FolderStore(self.config.checkpoint_dir or self.run_dir / "parameters")
-        return PBTScheduler(self.config, self.seed, store=store)
-
-    @contextmanager
-    def _as_member(self, member: int) -> Iterator[None]:
-        """With a member's random generators, which nobody else draws from."""
-        component = self.trainees[member].agent.components()["random"]
-        with unchanged_generators():
-            component.load_state_dict(self._generators[member])
-            try:
-                yield
-            finally:
-                self._generators[member] = component.state_dict()
+    def _vital_signs(self) -> dict[str, float]:
+        """What is logged of the population after a decision."""
+        statistics = self.scheduler.statistics()
+        finite = [member.performance for member in self.scheduler.members if member.performance is not None]
+        spread = statistics["diversity"]
+        signs: dict[str, float | None] = {
+            "best_performance": statistics["best_performance"],
+            "mean_performance": sum(finite) / len(finite) if finite else None,
+            "diversity/performance": spread["performance"],
+            "exploits": statistics["exploits"],
+            "exploit_success_rate": statistics["exploit_success_rate"],
+            "transfer_success_rate": statistics["transfer_success_rate"],
+            "restarts": sum(event.kind == "restart" for event in self.scheduler.events),
+        }
+        signs |= {f"diversity/{name}": value for name, value in spread["hyperparams"].items()}
+        signs |= {f"format/{name}": count for name, count in statistics["checkpoint_formats"].items()}
+        known = {f"population/{name}": float(value) for name, value in signs.items() if value is not None}
+        return {"step": sum(self.updates), **known}
 
 
-def _steps_per_update(agent: DistributionalPPO) -> int:
-    """Optimizer steps."""
-    return int(agent.n_epochs) * agent.n_steps * agent.n_envs // agent.batch_size
+def _checked(config: PBTConfig, make_agent: MakeAgent) -> PBTConfig:
+    """The configuration, against an agent such as it is for."""
+    with unchanged_generators():
+        agent = make_agent(0)
+        try:
+            steps = int(agent.n_epochs) * agent.n_steps * agent.n_envs // agent.batch_size
+            return check_against(config, agent.hyperparams, steps_per_interval=config.perturbation_interval * steps)
+        finally:
+            if agent.env is not None:
+                agent.env.close()
 
 
-def _config_from(values: dict[str, Any]) -> PBTConfig:
+def _backend_named(name: BackendName) -> Backend:
+    check_option("backend", name, get_args(BackendName))
+    if name == "ray":
+        from driftproof.pbt.ray_backend import RayBackend
+
+        return RayBackend()
+    return InlineBackend() if name == "inline" else ProcessBackend()
+
+
+def _config_from(values: Mapping[str, Any]) -> PBTConfig:
     hyperparams = [HyperparamConfig(**item) for item in values["hyperparams"]]
     return PBTConfig(**{**values, "hyperparams": hyperparams})

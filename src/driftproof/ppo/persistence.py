@@ -129,10 +129,8 @@ class Persistent(BaseAlgorithm):
         if isinstance(load_path_or_dict, Mapping):
             states = {self._internal(name): state for name, state in load_path_or_dict.items()}
         else:
-            tree = read(_with_suffix(load_path_or_dict)).tree
-            # Files that were converted have the names that users know.
-            named = {self._internal(name): state for name, state in tree.items()}
-            states = {name: state for name, state in named.items() if name not in _OWN_PLACE}
+            tree = parameters_from(read(_with_suffix(load_path_or_dict)).tree)
+            states = {self._internal(name): state for name, state in tree.items()}
         load_state(self.policy, parts, states, exact_match, external=external_name)
         self.state_was_loaded()
         if self.env is not None and self._last_obs is not None and "normalizer" in states:
@@ -376,6 +374,15 @@ def _with_suffix(path: Any, reading: bool = True) -> Any:
         return path
     named = pathlib.Path(path)
     return named if named.suffix or (reading and named.is_file()) else named.with_suffix(".zip")
+
+
+def parameters_from(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """What :meth:`Persistent.get_parameters` would return, from an agent's whole tree.
+
+    Files that were converted have the names that users know already.
+    """
+    named = {name if name in _NAMES.values() else external_name(internal_name(name)): x for name, x in tree.items()}
+    return {name: state for name, state in named.items() if internal_name(name) not in _OWN_PLACE}
 
 
 def external_name(name: str) -> str:

@@ -1,0 +1,173 @@
+"""Where members train: in this process, or in others of this machine. Clusters: :mod:`driftproof.pbt.ray_backend`."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections import deque
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Protocol
+
+import torch
+from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
+
+from driftproof._arguments import check_count
+from driftproof.pbt.work import Failure, Host, Order, Report, Work
+
+_PATIENCE = 10.0
+"""Seconds for a process to close its environments."""
+
+
+class Backend(Protocol):
+    """Has orders carried out, in any order, and tells of each what came of it."""
+
+    def start(self, work: Work) -> None:
+        """Get ready. No member is there yet."""
+
+    def submit(self, order: Order) -> None:
+        """Have an order carried out; never waits for a member to train."""
+
+    def wait(self) -> Report | Failure:
+        """What came of some order, as soon as there is one; only called while there are orders."""
+
+    def release(self, member: int) -> None:
+        """A member has no more to do."""
+
+    def close(self) -> None:
+        """Give everything up, also what has not come to its end."""
+
+
+class InlineBackend:
+    """All members in this process, one after the other."""
+
+    def start(self, work: Work) -> None:
+        self._host = Host(work)
+        self._orders: deque[Order] = deque()
+
+    def submit(self, order: Order) -> None:
+        self._orders.append(order)
+
+    def wait(self) -> Report | Failure:
+        return self._host.carry_out(self._orders.popleft())
+
+    def release(self, member: int) -> None:
+        pass
+
+    def close(self) -> None:
+        self._host.close()
+
+
+class ProcessBackend:
+    """Members in processes of this machine, which have nothing in common.
+
+    A process has ``member % workers`` in its care and trains them in turn. The machine's cores are divided among the
+    processes, for torch threads of two that are on one core stall each other.
+
+    Args:
+        workers: Processes. ``None``: as many as there are cores, and not more than members.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        if workers is not None:
+            check_count("workers", workers, at_least=1)
+        self.workers = workers
+
+    def start(self, work: Work) -> None:
+        count = min(self.workers or _cores(), work.members)
+        self._work, self._threads = work, max(1, _cores() // count)
+        self._workers = [_Worker(work, self._threads) for _ in range(count)]
+
+    @property
+    def pids(self) -> list[int | None]:
+        """Of the processes."""
+        return [worker.process.pid for worker in self._workers]
+
+    def submit(self, order: Order) -> None:
+        self._workers[order.member % len(self._workers)].submit(order)
+
+    def wait(self) -> Report | Failure:
+        by_connection = {worker.connection: worker for worker in self._workers}
+        worker = by_connection[wait(list(by_connection))[0]]  # type: ignore[index]
+        try:
+            return worker.receive()
+        except (EOFError, OSError):
+            return self._replace(worker)
+
+    def release(self, member: int) -> None:
+        pass
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+
+    def _replace(self, dead: _Worker) -> Failure:
+        """A new process for one that has died, with it all members in its care."""
+        place = self._workers.index(dead)
+        dead.process.join()
+        self._workers[place] = _Worker(self._work, self._threads)
+        lost = tuple(range(place, self._work.members, len(self._workers)))
+        code = dead.process.exitcode
+        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
+        return Failure(dead.busy_with, lost, f"its process {dead.process.pid} {how}")
+
+
+class _Worker:
+    """A process, its end of the line, and the orders that wait for it."""
+
+    def __init__(self, work: Work, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, other = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_serve, args=(other, CloudpickleWrapper(work), threads))
+        self.process.start()
+        other.close()
+        self.busy_with: int | None = None
+        self._orders: deque[Order] = deque()
+
+    def submit(self, order: Order) -> None:
+        self._orders.append(order)
+        self._send_next()
+
+    def receive(self) -> Report | Failure:
+        result: Report | Failure = self.connection.recv()
+        self.busy_with = None
+        self._send_next()
+        return result
+
+    def close(self) -> None:
+        self.connection.close()
+        if self.busy_with is None:
+            self.process.join(_PATIENCE)
+        self.process.terminate()
+        self.process.join()
+
+    def _send_next(self) -> None:
+        if self.busy_with is not None or not self._orders:
+            return
+        order = self._orders.popleft()
+        self.busy_with = order.member
+        # If it has died, whoever receives from it will see.
+        with contextlib.suppress(OSError):
+            self.connection.send(order)
+
+
+def _serve(connection: Connection, work: CloudpickleWrapper, threads: int) -> None:
+    """Carry out orders until there is nobody to give any."""
+    # Ctrl-C is for the one who gives orders.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    host = Host(work.var)
+    try:
+        while True:
+            connection.send(host.carry_out(connection.recv()))
+    except (EOFError, OSError):
+        pass
+    finally:
+        host.close()
+
+
+def _cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

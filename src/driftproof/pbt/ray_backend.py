@@ -1,0 +1,130 @@
+"""Members as actors of a Ray cluster, or of Ray on one machine."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from driftproof.pbt.work import Failure, Host, Order, Report, Work
+
+try:
+    import ray
+except ImportError as error:
+    raise ImportError('backend="ray" needs Ray: pip install "driftproof[ray]"') from error
+
+
+_PATIENCE = 5.0
+"""Seconds without a report after which it is asked whether somebody waits in vain for a place."""
+
+
+class RayBackend:
+    """One actor per member; orders, reports and the trees in them go through Ray's object store.
+
+    Args:
+        resources_per_member: Options of Ray for placing an actor: ``num_cpus`` (1 if not given; also the number of
+            torch threads), ``num_gpus``, ``resources``, ``memory``, … Fractions let members share.
+        address: Of a running cluster, ``"auto"`` for the one that this machine is part of. ``None``: the Ray that this
+            process is connected to, or else a new one on this machine.
+    """
+
+    def __init__(self, resources_per_member: Mapping[str, Any] | None = None, address: str | None = None) -> None:
+        self.resources = {"num_cpus": 1, **(resources_per_member or {})}
+        self.address = address
+
+    def start(self, work: Work) -> None:
+        self._is_ours = not ray.is_initialized()
+        if self._is_ours:
+            ray.init(address=self.address, log_to_driver=False, include_dashboard=False)
+        elif self.address is not None:
+            raise RuntimeError(
+                f"this process is connected to Ray already: call ray.shutdown() before address={self.address!r}, or "
+                "leave out the address"
+            )
+        self._work, self._members = ray.put(work), work.members
+        self._actors: dict[int, Any] = {}
+        self._running: dict[Any, int] = {}
+        self._began: dict[int, Any] = {}
+        """What is there as soon as a member has its place, of those that need one of their own."""
+        if scarce := self._scarce():
+            if self._is_ours:
+                ray.shutdown()
+            needs = ", ".join(f"{need:g} {name}, of which there are {there:g}" for name, need, there in scarce)
+            raise ValueError(
+                f"{work.members} members with {self.resources} each need {needs}: use smaller resources_per_member, of "
+                "which fractions let members share, a smaller population, or a larger cluster"
+            )
+
+    def submit(self, order: Order) -> None:
+        if order.member not in self._actors:
+            self._actors[order.member] = self._place(order.member)
+        self._running[self._actors[order.member].carry_out.remote(order)] = order.member
+
+    def wait(self) -> Report | Failure:
+        while True:
+            ready, _ = ray.wait(list(self._running), num_returns=1, timeout=_PATIENCE)
+            if ready:
+                break
+            if stuck := self._stuck():
+                for member in stuck:
+                    self.release(member)
+                return Failure(None, stuck, "there is no room for them")
+        member = self._running.pop(ready[0])
+        try:
+            result: Report | Failure = ray.get(ready[0])
+        except ray.exceptions.RayError as error:
+            self.release(member)
+            return Failure(member, (member,), f"{type(error).__name__}: {error}")
+        return result
+
+    def release(self, member: int) -> None:
+        self._running = {order: other for order, other in self._running.items() if other != member}
+        self._began.pop(member, None)
+        actor = self._actors.pop(member, None)
+        if actor is not None:
+            ray.kill(actor)
+
+    def close(self) -> None:
+        for member in list(self._actors):
+            self.release(member)
+        if self._is_ours:
+            ray.shutdown()
+
+    def _place(self, member: int) -> Any:
+        """An actor, which begins as soon as there is room for it."""
+        options = dict(self.resources)
+        if scarce := self._scarce():
+            missing = ", ".join(f"{need:g} {name}, now {there:g}" for name, need, there in scarce)
+            warnings.warn(f"member {member} shares a core, for the cluster has lost some: {missing}", stacklevel=2)
+            options["num_cpus"] = 0
+        actor = ray.remote(_Actor).options(**options).remote(self._work, max(1, int(self.resources["num_cpus"])))
+        if not scarce:
+            self._began[member] = actor.__ray_ready__.remote()
+        return actor
+
+    def _stuck(self) -> tuple[int, ...]:
+        """Members that wait for cores of nodes that were lost."""
+        if not self._scarce():
+            return ()
+        return tuple(member for member, began in self._began.items() if not ray.wait([began], timeout=0)[0])
+
+    def _scarce(self) -> list[tuple[str, float, float]]:
+        """Resources that all members together need more of than there is."""
+        each = {"CPU": self.resources["num_cpus"], "GPU": self.resources.get("num_gpus", 0)}
+        each |= dict(self.resources.get("resources", {}))
+        there = ray.cluster_resources()
+        needs = {name: need * self._members for name, need in each.items()}
+        return [(name, need, there.get(name, 0)) for name, need in needs.items() if need > there.get(name, 0) + 1e-6]
+
+
+class _Actor:
+    """One member somewhere in the cluster."""
+
+    def __init__(self, work: Work, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._host = Host(work)
+
+    def carry_out(self, order: Order) -> Report | Failure:
+        return self._host.carry_out(order)

@@ -1,0 +1,73 @@
+"""What a run leaves in its folder: metrics, TensorBoard runs, and a state that is read or refused."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from driftproof.pbt import PBTRunner, read_metrics
+from driftproof.pbt.folder import RunFolder
+from tests.pbt.populations import config, make_agent
+
+
+def test_every_member_has_its_metrics(tmp_path):
+    runner = PBTRunner(config(), make_agent, 6, tmp_path, synchronous=True)
+    runner.run()
+    metrics = read_metrics(tmp_path / "metrics.jsonl")
+    assert set(metrics) == {None, 0, 1, 2}
+    for member in range(3):
+        assert [row["step"] for row in metrics[member]] == [32 * update for update in range(1, 7)]
+        assert {"vgs/scaling_factor", "train/learning_rate", "rollout/ep_rew_mean"} <= set(metrics[member][-1])
+        # Mutated values are what is logged after the mutation.
+        assert metrics[member][-1]["train/learning_rate"] == pytest.approx(
+            runner.scheduler.members[member].hyperparams["learning_rate"]
+        )
+    last, statistics = metrics[None][-1], runner.scheduler.statistics()
+    assert last["population/exploits"] == statistics["exploits"] > 0
+    assert last["population/transfer_success_rate"] == 1
+    assert last["population/format/v2_full_parameters"] == statistics["exploits"]
+    assert last["population/diversity/learning_rate"] == statistics["diversity"]["hyperparams"]["learning_rate"]
+    assert last["population/best_performance"] == statistics["best_performance"]
+
+    for member in range(3):
+        accumulator = EventAccumulator(str(tmp_path / "tensorboard" / f"member_{member:04d}")).Reload()
+        drawn = accumulator.Scalars("train/learning_rate")
+        # Of the update before, as Stable-Baselines3 logs it.
+        assert [event.step for event in drawn] == [32 * update for update in range(2, 7)]
+    population = EventAccumulator(str(tmp_path / "tensorboard" / "population")).Reload()
+    assert population.Scalars("population/exploits")[-1].value == statistics["exploits"]
+
+
+def test_metrics_survive_interruptions(tmp_path):
+    folder = RunFolder(tmp_path)
+    with folder.locked():
+        folder.log(1, [{"step": 1, "a": 1.0}, {"step": 2, "a": math.nan}])
+        folder.log(1, [{"step": 2, "a": 3.0}])
+        folder.log(None, [{"step": 5, "b": math.inf}])
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"member": 1, "step": 3, "a"')
+    metrics = read_metrics(tmp_path / "metrics.jsonl")
+    assert metrics[1] == [{"step": 1, "a": 1.0}, {"step": 2, "a": 3.0}]
+    assert math.isnan(metrics[None][0]["b"])
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines()[:-1]:
+        assert "NaN" not in line
+        json.loads(line)
+
+
+def test_a_state_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no population"):
+        PBTRunner.resume(tmp_path, make_agent)
+    (tmp_path / "population_state.json").write_text('{"version": 2, "seed"')
+    with pytest.raises(ValueError, match=r"population_state\.json cannot be read"):
+        PBTRunner.resume(tmp_path, make_agent)
+
+
+def test_other_files_are_left_alone(tmp_path):
+    mine = tmp_path / "members" / "member_of_mine.zip"
+    mine.parent.mkdir()
+    mine.touch()
+    PBTRunner(config(), make_agent, 2, tmp_path).run()
+    assert mine.exists()
