@@ -481,7 +481,8 @@ def main() -> None:
     if folder == common.RESULTS:
         note = (
             ". Final return: mean of 100 episodes of the deterministic policy; interquartile mean over seeds and its "
-            "bootstrap interval. Speed: training alone, median over seeds, one thread a run, two runs at a time."
+            "bootstrap interval. Speed: training alone, median over seeds, one thread a run; runs were made on several "
+            "machines, throughput.md compares on one."
         )
         common.write_result("learning", "python benchmarks/learning.py", sections, note)
 
