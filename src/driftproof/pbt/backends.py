@@ -81,17 +81,19 @@ class ProcessBackend:
 
     Args:
         workers: Processes. ``None``: as many as there are cores, and not more than members.
+        threads: Of torch, in each process. ``None``: the cores divided by the processes.
     """
 
-    def __init__(self, workers: int | None = None) -> None:
-        if workers is not None:
-            check_count("workers", workers, at_least=1)
-        self.workers = workers
+    def __init__(self, workers: int | None = None, threads: int | None = None) -> None:
+        for name, count in (("workers", workers), ("threads", threads)):
+            if count is not None:
+                check_count(name, count, at_least=1)
+        self.workers, self.threads = workers, threads
         self._workers: list[_Worker] = []
 
     def start(self, work: Work) -> None:
         count = min(self.workers or _cores(), work.members)
-        self._work, self._threads = work, max(1, _cores() // count)
+        self._work, self._threads = work, self.threads or max(1, _cores() // count)
         self._workers = [_Worker(work, self._threads) for _ in range(count)]
 
     @property
