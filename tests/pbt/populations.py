@@ -8,6 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from driftproof.pbt import HyperparamConfig, PBTConfig, PBTRunner, ProcessBackend
@@ -68,6 +69,21 @@ class Broken:
 
         env.unwrapped.step = failing
         return env
+
+
+class NoteUpdates(BaseCallback):
+    """Logs how many rollouts it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.rollouts = 0
+
+    def _on_step(self):
+        return True
+
+    def _on_rollout_end(self):
+        self.rollouts += 1
+        self.logger.record("noted/rollouts", self.rollouts)
 
 
 def slow_zero(member):

@@ -9,7 +9,7 @@ import torch
 
 from driftproof.pbt import PBTRunner, ProcessBackend
 from driftproof.state import compare
-from tests.pbt.populations import config, make_agent, slow_zero, states
+from tests.pbt.populations import NoteUpdates, config, make_agent, slow_zero, states
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +58,44 @@ def test_threads_are_divided(tmp_path):
     runner.run()
     workers = min(cores, 3)
     assert [member.performance for member in runner.scheduler.members] == [max(1, cores // workers)] * 3
+
+
+@pytest.mark.parametrize("backend", ["inline", ProcessBackend(1)])
+def test_a_stopped_run_begins_no_more_slices(tmp_path, backend):
+    """Of four members that wait for one place, one has trained when it is told to stop, and one may be training."""
+    runner = PBTRunner(config(population_size=4), make_agent, 2, tmp_path, backend=backend)
+    runner.on_change = lambda runner: runner.stop() if any(runner.updates) else None
+    runner.run()
+    assert sum(runner.updates) <= 4
+    # Whoever did not begin is not lost.
+    resumed = PBTRunner.resume(tmp_path, make_agent)
+    resumed.run()
+    assert resumed.updates == [2] * 4
+
+
+def test_a_run_that_was_stopped_before_it_began_ends_at_once(tmp_path):
+    runner = PBTRunner(config(), make_agent, 8, tmp_path, backend=ProcessBackend(1))
+    runner.stop()
+    runner.run()
+    assert runner.updates == [0, 0, 0]
+
+
+def test_changes_are_told_and_callbacks_are_called_where_members_train(tmp_path):
+    told = []
+    runner = PBTRunner(
+        config(),
+        make_agent,
+        4,
+        tmp_path,
+        backend=ProcessBackend(1),
+        callback=NoteUpdates,
+        on_change=lambda runner: told.append((list(runner.updates), sorted(runner.latest))),
+    )
+    runner.run()
+    assert told[0] == ([0, 0, 0], [])
+    assert told[-1] == ([4, 4, 4], [0, 1, 2])
+    assert len(told) == 1 + 3 * 2
+    assert all(row["noted/rollouts"] >= 1 for row in runner.latest.values())
 
 
 def test_a_stopped_run_goes_on(tmp_path):

@@ -174,7 +174,7 @@ def test_one_process_runs_a_population(tmp_path):
     try:
         while not (tmp_path / "population_state.json").exists():
             time.sleep(0.05)
-        with pytest.raises(RuntimeError, match="another process runs this population"):
+        with pytest.raises(RuntimeError, match="another process is at work on this run"):
             PBTRunner.resume(tmp_path, make_agent).run()
     finally:
         process.kill()

@@ -15,6 +15,7 @@ import torch
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 
 from driftproof._arguments import check_count
+from driftproof._signals import left_to_this_process
 from driftproof.pbt.work import Failure, Host, Order, Report, Work
 
 _PATIENCE = 10.0
@@ -32,6 +33,12 @@ class Backend(Protocol):
 
     def wait(self) -> Report | Failure:
         """What came of some order, as soon as there is one; only called while there are orders."""
+
+    def hold(self) -> None:
+        """Begin no more orders until the next start; may be called at any moment, also by a signal handler."""
+
+    def training(self) -> set[int]:
+        """Members whose orders have begun, and of which nobody has been told what came of it."""
 
     def release(self, member: int) -> None:
         """A member has no more to do."""
@@ -52,6 +59,12 @@ class InlineBackend:
 
     def wait(self) -> Report | Failure:
         return self._host.carry_out(self._orders.popleft())
+
+    def hold(self) -> None:
+        pass  # Orders begin when they are waited for.
+
+    def training(self) -> set[int]:
+        return set()
 
     def release(self, member: int) -> None:
         pass
@@ -74,6 +87,7 @@ class ProcessBackend:
         if workers is not None:
             check_count("workers", workers, at_least=1)
         self.workers = workers
+        self._workers: list[_Worker] = []
 
     def start(self, work: Work) -> None:
         count = min(self.workers or _cores(), work.members)
@@ -96,6 +110,13 @@ class ProcessBackend:
         except (EOFError, OSError):
             return self._replace(worker)
 
+    def hold(self) -> None:
+        for worker in self._workers:
+            worker.holds = True
+
+    def training(self) -> set[int]:
+        return {worker.busy_with for worker in self._workers if worker.busy_with is not None}
+
     def release(self, member: int) -> None:
         pass
 
@@ -108,6 +129,7 @@ class ProcessBackend:
         place = self._workers.index(dead)
         dead.process.join()
         self._workers[place] = _Worker(self._work, self._threads)
+        self._workers[place].holds = dead.holds
         lost = tuple(range(place, self._work.members, len(self._workers)))
         code = dead.process.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
@@ -121,9 +143,11 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, other = context.Pipe()
         self.process: BaseProcess = context.Process(target=_serve, args=(other, CloudpickleWrapper(work), threads))
-        self.process.start()
+        with left_to_this_process():
+            self.process.start()
         other.close()
         self.busy_with: int | None = None
+        self.holds = False
         self._orders: deque[Order] = deque()
 
     def submit(self, order: Order) -> None:
@@ -144,7 +168,7 @@ class _Worker:
         self.process.join()
 
     def _send_next(self) -> None:
-        if self.busy_with is not None or not self._orders:
+        if self.holds or self.busy_with is not None or not self._orders:
             return
         order = self._orders.popleft()
         self.busy_with = order.member
@@ -155,7 +179,7 @@ class _Worker:
 
 def _serve(connection: Connection, work: CloudpickleWrapper, threads: int) -> None:
     """Carry out orders until there is nobody to give any."""
-    # Ctrl-C is for the one who gives orders.
+    # Also where it cannot be kept away: Ctrl-C is for the one who gives orders.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     host = Host(work.var)

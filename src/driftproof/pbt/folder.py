@@ -41,12 +41,12 @@ class RunFolder:
         """For this process alone.
 
         Raises:
-            RuntimeError: Another process runs the same population.
+            RuntimeError: Another process is at work on the same run.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / ".lock", "a") as file:
             if not _lock(file.fileno()):
-                raise RuntimeError(f"{self.path}: another process runs this population; wait for it, or end it")
+                raise RuntimeError(f"{self.path}: another process is at work on this run; wait for it, or end it")
             try:
                 yield
             finally:
@@ -97,6 +97,8 @@ class RunFolder:
         if not rows:
             return
         with open(self.path / "metrics.jsonl", "a") as file:
+            if file.tell() and not self._ends_line():
+                file.write("\n")  # After a line that an interruption cut short.
             for row in rows:
                 finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
                 file.write(json.dumps({"member": member, **finite}) + "\n")
@@ -106,6 +108,11 @@ class RunFolder:
                 if name != "step":
                     writer.add_scalar(name, value, int(row["step"]))
         writer.flush()
+
+    def _ends_line(self) -> bool:
+        with open(self.path / "metrics.jsonl", "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read() == b"\n"
 
     def _writer(self, name: str) -> Any:
         if name not in self._writers:

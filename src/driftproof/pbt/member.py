@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from driftproof.pbt.config import OptimizerExploitStrategy
@@ -16,6 +17,8 @@ MakeAgent: TypeAlias = Callable[[int], DistributionalPPO]
 """From a member's id to its agent, with an environment of its own."""
 Metric: TypeAlias = Callable[[DistributionalPPO], float]
 """How well an agent does."""
+MakeCallback: TypeAlias = Callable[[], BaseCallback]
+"""Makes what is called while a member trains."""
 
 
 def mean_reward(agent: DistributionalPPO) -> float:

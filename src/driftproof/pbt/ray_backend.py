@@ -79,6 +79,12 @@ class RayBackend:
             return Failure(member, (member,), f"{type(error).__name__}: {error}")
         return result
 
+    def hold(self) -> None:
+        pass  # Every member has its own place, and has begun.
+
+    def training(self) -> set[int]:
+        return set(self._running.values())
+
     def release(self, member: int) -> None:
         self._running = {order: other for order, other in self._running.items() if other != member}
         self._began.pop(member, None)

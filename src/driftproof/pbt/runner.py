@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -13,11 +13,11 @@ from driftproof._arguments import check_count, check_flag, check_option
 from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
 from driftproof.pbt.config import HyperparamConfig, PBTConfig, check_against
 from driftproof.pbt.folder import RunFolder
-from driftproof.pbt.member import MakeAgent, Metric, mean_reward
+from driftproof.pbt.member import MakeAgent, MakeCallback, Metric, mean_reward
 from driftproof.pbt.records import Event
 from driftproof.pbt.scheduler import PBTScheduler
 from driftproof.pbt.stores import MemoryStore
-from driftproof.pbt.work import Failure, Order, Report, Work
+from driftproof.pbt.work import Failure, Order, Report, Row, Work
 from driftproof.ppo import DistributionalPPO
 from driftproof.ppo.persistence import unchanged_generators
 from driftproof.state import read
@@ -68,6 +68,8 @@ class PBTRunner:
         synchronous: Decide for all members when all have done the same number of updates. What comes of a run then
             does not depend on who is faster. Otherwise nobody waits for anybody.
         max_restarts: How often in a row a member may fail before it is given up.
+        callback: Makes a callback for every member's training, where that takes place.
+        on_change: Called with the runner when a run begins, and whenever a member has reported.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class PBTRunner:
         backend: BackendName | Backend = "inline",
         synchronous: bool = False,
         max_restarts: int = 3,
+        callback: MakeCallback | None = None,
+        on_change: Callable[[PBTRunner], None] | None = None,
         _saved: Mapping[str, Any] | None = None,
     ) -> None:
         check_count("total_updates", total_updates, at_least=1)
@@ -96,7 +100,8 @@ class PBTRunner:
                 f"{run_dir} holds a population already: choose another folder, or go on with it, "
                 "PBTRunner.resume(run_dir, make_agent)"
             )
-        self._make_agent, self._metric = make_agent, metric
+        self._make_agent, self._metric, self._make_callback = make_agent, metric, callback
+        self.on_change = on_change
         self._backend = _backend_named(backend) if isinstance(backend, str) else backend
         self.config = _checked(config, make_agent)
         # What members offer are names of files.
@@ -108,6 +113,8 @@ class PBTRunner:
         self._busy: set[int] = set()
         self._failures = [0] * self.config.population_size
         self._is_stopping = False
+        self.latest: dict[int, Row] = {}
+        """What each member logged last, of those that have reported since the runner was made."""
 
     @classmethod
     def resume(
@@ -118,6 +125,8 @@ class PBTRunner:
         *,
         backend: BackendName | Backend = "inline",
         max_restarts: int = 3,
+        callback: MakeCallback | None = None,
+        on_change: Callable[[PBTRunner], None] | None = None,
     ) -> PBTRunner:
         """A run as it was when a member last reported.
 
@@ -127,6 +136,8 @@ class PBTRunner:
             metric: As it was given then.
             backend: May be another than then.
             max_restarts: Likewise.
+            callback: Likewise.
+            on_change: Likewise.
         """
         saved = RunFolder(run_dir).read_state()
         return cls(
@@ -139,6 +150,8 @@ class PBTRunner:
             backend=backend,
             synchronous=saved["synchronous"],
             max_restarts=max_restarts,
+            callback=callback,
+            on_change=on_change,
             _saved=saved,
         )
 
@@ -189,21 +202,39 @@ class PBTRunner:
         strategy = self.config.optimizer_exploit_strategy
         size = self.config.population_size
         with self._folder.locked():
-            self._live, self._busy, self._is_stopping = set(), set(), False
-            self._backend.start(Work(self._make_agent, self._metric, size, self.total_updates, strategy))
+            self._live, self._busy = set(), set()
+            work = Work(self._make_agent, self._metric, size, self.total_updates, strategy, self._make_callback)
+            self._backend.start(work)
             try:
                 self._decide(self._due())
                 # First those who are behind, as after an interruption.
                 self._send(sorted(range(size), key=lambda member: self._places[member].updates), goal)
-                while self._busy:
+                self._tell()
+                while self._awaited():
                     self._send(self._handle(self._backend.wait()), goal)
+                    self._tell()
             finally:
+                self._is_stopping = False
                 self._backend.close()
         return self.best
 
     def stop(self) -> None:
-        """Let :meth:`run` return as soon as those who are training have reported."""
+        """Let :meth:`run` return as soon as those who are training have reported; also for signal handlers.
+
+        Orders that wait are not begun. A run that is not under way yet ends as soon as it begins.
+        """
         self._is_stopping = True
+        self._backend.hold()
+
+    def _tell(self) -> None:
+        if self.on_change is not None:
+            self.on_change(self)
+
+    def _awaited(self) -> set[int]:
+        """Members whose reports are to come."""
+        if self._is_stopping:
+            self._busy &= self._backend.training()
+        return self._busy
 
     def _send(self, members: Iterable[int], goal: int) -> None:
         """Tell members what to do next, those who have something to do."""
@@ -244,6 +275,7 @@ class PBTRunner:
         place.updates, place.performance = report.updates, report.performance
         place.not_taken_over, place.is_anew, place.waits = report.not_taken_over, False, True
         self._folder.log(member, report.rows)
+        self.latest |= {member: row for row in report.rows[-1:]}
         due = self._due()
         self._decide(due)
         self._save()

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from stable_baselines3.common.logger import KVWriter, Logger
 
 from driftproof.pbt.config import OptimizerExploitStrategy
-from driftproof.pbt.member import MakeAgent, Metric, Trainee
+from driftproof.pbt.member import MakeAgent, MakeCallback, Metric, Trainee
 from driftproof.ppo.persistence import parameters_from, unchanged_generators
 from driftproof.state import read, write
 
@@ -29,6 +29,7 @@ class Work:
     members: int
     total_updates: int
     optimizer_exploit_strategy: OptimizerExploitStrategy
+    make_callback: MakeCallback | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,8 @@ class Host:
             agent = work.make_agent(order.member)
             rows = _Rows()
             _log_to(agent, rows)
-            trainee = Trainee(agent, work.total_updates, work.metric)
+            callback = None if work.make_callback is None else work.make_callback()
+            trainee = Trainee(agent, work.total_updates, work.metric, callback)
             if order.restore is not None:
                 agent.load_state_tree(read(io.BytesIO(order.restore)).tree)
             elif order.start_at is not None:
