@@ -38,9 +38,7 @@ def _form(value: Any) -> str:
 
 
 def _scheduled(bound: Any) -> Any:
-    return Annotated[
-        Annotated[float, bound, Tag("number")] | Annotated[FromTo, Tag("schedule")], Discriminator(_form)
-    ]
+    return Annotated[Annotated[float, bound, Tag("number")] | Annotated[FromTo, Tag("schedule")], Discriminator(_form)]
 
 
 NotNegativeOrSchedule: TypeAlias = _scheduled(Field(ge=0))  # type: ignore[valid-type]

@@ -196,9 +196,7 @@ class PPOSection(Section):
         "or settings of the controller: {kp: 0.1, ki: 0.4, kd: 0, max_coef: 10, init_coef: 0}.",
     )
     ent_coef: float = Field(0.0, ge=0, description="Weight of the entropy. Larger explores more; 0 to 0.01.")
-    ent_coef_final: float | None = Field(
-        None, ge=0, description="Decay ent_coef linearly to this. null: constant."
-    )
+    ent_coef_final: float | None = Field(None, ge=0, description="Decay ent_coef linearly to this. null: constant.")
     ent_coef_min: float = Field(0.0, ge=0, description="Lower bound of ent_coef, before and after a boost.")
     ent_coef_start: Literal["immediately", "plateau"] = Field(
         "immediately", description="When the decay starts: at once, or on a plateau of returns."

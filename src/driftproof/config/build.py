@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import multiprocessing
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from driftproof._signals import left_to_this_process
 from driftproof.config._types import FromTo
 from driftproof.config.agent import KLPenaltySection, Widths
 from driftproof.config.files import ConfigError
@@ -46,19 +45,15 @@ class EnvMaker:
         section: What it is like.
         drift_seed: Of what is random about its drift.
         is_evaluation: Whether to evaluate in it.
-        is_alone: Whether it is in a process of its own.
     """
 
     section: EnvSection
     drift_seed: int
     is_evaluation: bool = False
-    is_alone: bool = False
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         from stable_baselines3.common.monitor import Monitor
 
-        if self.is_alone and multiprocessing.parent_process() is not None:
-            ignore_interrupts()
         section = self.section
         env = _make_env(section, section.kwargs | (section.evaluation_kwargs if self.is_evaluation else {}))
         if section.drift:
@@ -81,13 +76,6 @@ class AgentMaker:
         return build_agent(self.config, member)
 
 
-def ignore_interrupts() -> None:
-    """Leave Ctrl-C and the end of a terminal, which all its processes are told of, to the one who is in charge."""
-    for name in ("SIGINT", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-
-
 def seed_of(config: Config, member: int = 0) -> int:
     """A member's seed; the first one's is the run's."""
     return config.run.seed + _SEEDS_APART * member
@@ -108,13 +96,15 @@ def build_env(
 
     section = config.env
     drift_seed = config.run.seed if section.drift_seed is None else section.drift_seed
-    is_alone = section.vectorization == "processes"
-    maker = EnvMaker(section, drift_seed, is_evaluation, is_alone)
+    maker = EnvMaker(section, drift_seed, is_evaluation)
     makers: list[Callable[[], gymnasium.Env[Any, Any]]] = [maker] * (section.n_envs if n_envs is None else n_envs)
-    if is_alone:
-        maker_here = EnvMaker(section, drift_seed, is_evaluation)
-        maker_here().close()  # An error in another process would only be its end.
-    envs: VecEnv = SubprocVecEnv(makers) if is_alone else DummyVecEnv(makers)
+    envs: VecEnv
+    if section.vectorization == "processes":
+        maker().close()  # An error in another process would only be its end.
+        with left_to_this_process():
+            envs = SubprocVecEnv(makers)
+    else:
+        envs = DummyVecEnv(makers)
     if seed is not None:
         envs.seed(seed)
     return envs
@@ -245,6 +235,15 @@ def agent_arguments(config: Config) -> dict[str, Any]:
     return arguments | {"stats_window_size": run.stats_window_size, "device": run.device}
 
 
+def foreign(config: Config) -> dict[str, Any]:
+    """Classes that a checkpoint only names, for ``DistributionalPPO.load(..., custom_objects=...)``."""
+    named = {
+        "optimizer_class": ("optimizer.name", config.optimizer.name),
+        "features_extractor_class": ("policy.features_extractor_class", config.policy.features_extractor_class),
+    }
+    return {key: imported(place, name) for key, (place, name) in named.items() if name is not None and ":" in name}
+
+
 def imported(place: str, name: str) -> Any:
     """What ``module:Name`` says."""
     module, _, attribute = name.partition(":")
@@ -354,5 +353,7 @@ def _as_config_error(place: str = "") -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (ValueError, TypeError, ImportError) as error:
-        raise ConfigError([f"{place}: {error}" if place else str(error)]) from error
+    except (ValueError, TypeError, ImportError, AssertionError) as error:
+        # Stable-Baselines3 asserts at length.
+        what = str(error).splitlines()[0] if isinstance(error, AssertionError) else str(error)
+        raise ConfigError([f"{place}: {what}" if place else what]) from error

@@ -60,7 +60,9 @@ class Config(Section):
             for name in OF_MEMORY:
                 _check_default(self.policy, f"policy.{name}", f"for policies with memory; {self.policy.name} has none")
             if self.ppo.sequence_length not in (None, 1):
-                _check_default(self.ppo, "ppo.sequence_length", f"for policies with memory; {self.policy.name} has none")
+                _check_default(
+                    self.ppo, "ppo.sequence_length", f"for policies with memory; {self.policy.name} has none"
+                )
         if not self.env.normalize_observations:
             _check_default(self.env, "env.clip_observations", "for env.normalize_observations: true")
         _check_backend(self.pbt)

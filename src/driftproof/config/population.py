@@ -40,9 +40,7 @@ def _searched() -> list[HyperparamSection]:
 class PBTSection(Section):
     """A population, for tune."""
 
-    population_size: Count = Field(
-        10, ge=2, description="Members. More: wider search, at the cost of each; 4 to 40."
-    )
+    population_size: Count = Field(10, ge=2, description="Members. More: wider search, at the cost of each; 4 to 40.")
     perturbation_interval: Count = Field(
         5,
         ge=1,

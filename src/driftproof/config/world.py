@@ -113,9 +113,7 @@ class RunSection(Section):
         None, ge=1, description="Of torch. null: as many as torch likes; 1 is often the fastest for small networks."
     )
     checkpoint_every: Count = Field(1, ge=1, description="Updates between checkpoints.")
-    keep_checkpoints: Count | None = Field(
-        5, ge=1, description="How many to keep, besides the best. null: all."
-    )
+    keep_checkpoints: Count | None = Field(5, ge=1, description="How many to keep, besides the best. null: all.")
     exact_resume: bool = Field(
         False,
         description="Restart environments that do not tell where they are at every checkpoint, so that a run that is "

@@ -417,7 +417,7 @@ class DistributionalPPO(Persistent):
         self: Self,
         total_timesteps: int,
         callback: MaybeCallback = None,
-        log_interval: int = 1,
+        log_interval: int | None = 1,
         tb_log_name: str = "DistributionalPPO",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
@@ -427,7 +427,7 @@ class DistributionalPPO(Persistent):
         Args:
             total_timesteps: Steps, all environments together.
             callback: Called at every step.
-            log_interval: Updates between log entries.
+            log_interval: Updates between log entries; ``None``: none, callbacks may write them.
             tb_log_name: Name of the run.
             reset_num_timesteps: Count from zero, and reset environments; otherwise go on.
             progress_bar: Show one.
@@ -506,7 +506,7 @@ class DistributionalPPO(Persistent):
     def resume(
         self: Self,
         callback: MaybeCallback = None,
-        log_interval: int = 1,
+        log_interval: int | None = 1,
         tb_log_name: str = "DistributionalPPO",
         progress_bar: bool = False,
     ) -> Self:
