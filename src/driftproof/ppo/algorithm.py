@@ -24,6 +24,7 @@ from driftproof._arguments import check_count, check_number
 from driftproof.nn.heads import ClipMode
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy, PolicyState
 from driftproof.optim import VarianceGradientScaler
+from driftproof.ppo.adversary import Adversary, AdversarySettings
 from driftproof.ppo.collection import collect
 from driftproof.ppo.entropy import DecayStart, EntropySchedule
 from driftproof.ppo.graph import GraphedStep
@@ -126,6 +127,7 @@ class DistributionalPPO(Persistent):
         ent_boost_below: Explained variance that counts as bad; ``None``: 0.
         ent_boost_cap: The most that a boost leads to.
         return_scale_decay: Memory of the running scale of returns, per update.
+        adversarial: Train against perturbed observations: :class:`driftproof.adversarial.SAPPOConfig`.
         skip_limit: Minibatches in a row with a loss or gradient that is not finite, until training stops.
         cuda_graph: Capture the optimizer step in a CUDA graph.
         mixed_precision: Networks in bfloat16, on CUDA.
@@ -203,6 +205,7 @@ class DistributionalPPO(Persistent):
         ent_boost_below: float | None = None,
         ent_boost_cap: float | None = None,
         return_scale_decay: float = 0.9,
+        adversarial: AdversarySettings | None = None,
         skip_limit: int = 10,
         cuda_graph: bool = False,
         mixed_precision: bool = False,
@@ -260,6 +263,7 @@ class DistributionalPPO(Persistent):
             "ent_boost_cap": ent_boost_cap,
         }
         self.return_scale_decay = return_scale_decay
+        self.adversarial = adversarial
         self.skip_limit = skip_limit
         self.cuda_graph = cuda_graph
         self.mixed_precision = mixed_precision
@@ -311,6 +315,9 @@ class DistributionalPPO(Persistent):
         self.kl_penalty: KLPenalty | None = None
         if self.kl_penalty_kwargs is not None:
             self.kl_penalty = KLPenalty(target, **self.kl_penalty_kwargs, device=self.device)
+        self.adversary: Adversary | None = None
+        if self.adversarial is not None:
+            self.adversary = self.adversarial.build(self.policy, self.seed)
         self.hyperparams = collect_hyperparams(self)
         self._step = self._make_step()
         self._take_step: OptimizerStep | GraphedStep = self._step
@@ -323,7 +330,7 @@ class DistributionalPPO(Persistent):
         if self.env is not None:
             self.normalizer.attach(self.env)
         self.counters, self.edge = Counters(self), Edge(self)
-        components: dict[str, Stateful | None] = {
+        possible: dict[str, Stateful | None] = {
             "policy": self.policy,
             "optimizer": self.policy.optimizer,
             "vgs": self.vgs,
@@ -331,19 +338,22 @@ class DistributionalPPO(Persistent):
             "return_scale": self.return_scale,
             "entropy": self.entropy,
             "normalizer": self.normalizer,
+            "adversary": self.adversary,
             "hyperparams": self.hyperparams,
             "counters": self.counters,
             "rollout": self.edge,
             "random": Generators(self),
         }
+        components = {name: component for name, component in possible.items() if component is not None}
         self._built_in = tuple(components)
         for name, component in components.items():
-            if component is not None:
-                self.register(name, component)
+            self.register(name, component)
 
     def _captured_settings(self) -> dict[str, float]:
-        """Hyper-parameters that a captured step does not read from tensors."""
-        return {name: value for name, value in self.hyperparams.items() if "." in name}
+        """What a captured step does not read from tensors: some hyper-parameters, and whether it is attacked."""
+        owners = ("optimizer.", "vgs.")
+        settings = {name: value for name, value in self.hyperparams.items() if name.startswith(owners)}
+        return settings | {"is_attacked": self.adversary is not None and self.adversary.is_active}
 
     def _make_step(self) -> OptimizerStep:
         def autocast() -> contextlib.AbstractContextManager[object]:
@@ -362,6 +372,7 @@ class DistributionalPPO(Persistent):
             mode,
             self.kl_penalty is not None,
             autocast,
+            self.adversary,
         )
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:

@@ -43,6 +43,7 @@ def step_metrics(names: Sequence[str], steps: Tensor) -> dict[str, Tensor]:
     for i in range(1, critics + 1):
         metrics[f"critic/loss_{i}"] = mean[f"critic_loss_{i}"]
         metrics[f"critic/grad_norm_{i}"] = mean[f"critic_norm_{i}"]
+    metrics |= {name: values for name, values in mean.items() if name.startswith("adversarial/")}
     metrics["train/value_loss"] = torch.stack([mean[f"critic_loss_{i}"] for i in range(1, critics + 1)]).mean()
     return metrics
 

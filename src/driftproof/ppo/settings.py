@@ -20,6 +20,7 @@ from driftproof._batches import sequence_steps
 from driftproof.nn.heads import CLIP_MODES, QuantileHead
 from driftproof.nn.policies import DistributionalPolicy
 from driftproof.optim import VarianceGradientScaler
+from driftproof.ppo.adversary import check_adversarial
 from driftproof.ppo.entropy import EntropySchedule
 from driftproof.ppo.hyperparams import Hyperparameter, Hyperparameters, Schedule, base_and_schedule
 from driftproof.ppo.kl import KLPenalty, StopMode
@@ -199,6 +200,7 @@ def check_settings(agent: DistributionalPPO) -> None:
     if not isinstance(agent.tensorboard_log, str | os.PathLike | None):
         raise TypeError(f"tensorboard_log must be a path, not {agent.tensorboard_log!r}")
     optimizer_class(agent.optimizer_class)
+    check_adversarial(agent.adversarial)
     _check_combinations(agent)
     EntropySchedule(**agent.entropy_kwargs).check(initial["ent_coef"])
 
@@ -332,6 +334,8 @@ def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:
             entries[f"vgs.{key}"] = Hyperparameter(
                 getattr(vgs, key), bounds, whole=key == "warmup_steps", apply=partial(setattr, vgs, key)
             )
+    if agent.adversary is not None:
+        entries |= {f"adversary.{key}": entry for key, entry in agent.adversary.hyperparameters().items()}
     fixed = {
         name: "it was not given when the agent was made" if name in _OPTIONAL else "it is set when the agent is made"
         for name in inspect.signature(type(agent)).parameters

@@ -126,6 +126,8 @@ def optimize(agent: DistributionalPPO, rollout: Rollout, advantages: Tensor, tar
     agent.kl_stop.reset(len(orders) * chunks // chunks_per_batch)
     if agent.vgs is not None:
         agent.vgs.reset_history()
+    if agent.adversary is not None:
+        agent.adversary.begin_update()
     batches = rollout.minibatches(
         agent.policy.distribution.log_prob(rollout.parameters, rollout.actions),
         advantages,
@@ -134,6 +136,7 @@ def optimize(agent: DistributionalPPO, rollout: Rollout, advantages: Tensor, tar
         orders,
         with_predictions=agent._step.clip_mode is not None,
         static_shapes=agent.cuda_graph,
+        attacked=0 if agent.adversary is None else agent.adversary.share(chunks_per_batch),
     )
     coefficients = _coefficients(agent)
     facts = []
