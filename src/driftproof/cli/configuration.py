@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -44,7 +44,7 @@ def _check(settings: Config) -> None:
     ppo = settings.ppo
     minibatches = ppo.n_epochs * settings.steps_per_update // ppo.batch_size
     typer.echo(
-        f"{settings.env.id}: observations {agent.observation_space}, actions {agent.action_space}\n"
+        f"{settings.env.id}: sees {_described(agent.observation_space)}, does {_described(agent.action_space)}\n"
         f"{settings.policy.name} with {count:,} parameters on {agent.device}\n"
         f"{settings.total_updates:,} updates of {settings.steps_per_update:,} steps, {minibatches} minibatches of "
         f"{ppo.batch_size} each, in sequences of {settings.sequence_steps()}"
@@ -53,3 +53,8 @@ def _check(settings: Config) -> None:
         names = ", ".join(item.name for item in settings.pbt.hyperparams)
         typer.echo(f"a population of {settings.pbt.population_size} searches {names or 'nothing'}")
     typer.echo("all settings fit together")
+
+
+def _described(space: Any) -> str:
+    """A space without the numbers of its bounds."""
+    return f"{type(space).__name__}{list(space.shape)}" if type(space).__name__ == "Box" else str(space)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +26,7 @@ _UNSEEN = 2**30
 """Added to the run's seed: episodes that no training has seen."""
 _DRAWS = 10_000
 """Of the bootstrap."""
+_MARKETS = ("driftproof/RegimeMarket-v0", "driftproof/Market-v0")
 ATTACKS = ("random", "mad", "critic", "learned")
 
 
@@ -46,6 +49,8 @@ def evaluate(
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Play episodes that training has not seen, and compare; with --attack, while what the agent sees is moved."""
+    from driftproof.state import read
+
     if epsilon and not attack:
         raise CommandError("--epsilon is how far an --attack moves what is seen: give one")
     checkpoint, settings, folder = _found(run, runs_dir, env, overrides, member, best)
@@ -55,7 +60,9 @@ def evaluate(
     if attack:
         result, name = _attacked(agent, settings, attack, epsilon, episodes, seed, not stochastic), "attacks.json"
     else:
-        result, name = measure(agent, settings, episodes, seed, deterministic=not stochastic), "evaluation.json"
+        lasting = read(checkpoint).tree["rollout"].get("lasting")
+        result = measure(agent, settings, episodes, seed, not stochastic, lasting)
+        name = "evaluation.json"
         typer.echo("\n".join(table(result)))
     target = output or (None if folder is None else folder / name)
     if target is not None:
@@ -65,19 +72,27 @@ def evaluate(
 
 def finish(agent: DistributionalPPO, settings: Config, folder: Path, command: str) -> None:
     """Evaluate what came of a training, if that has not been done yet, and say where it is."""
+    from driftproof.ppo.environments import lasting_states
+
     target = folder / "evaluation.json"
     if target.exists():
         typer.echo(f"{folder} is done: driftproof evaluate {folder} evaluates it again")
         return
     if settings.run.evaluation_episodes:
-        result = measure(agent, settings, settings.run.evaluation_episodes)
+        lasting = None if agent.env is None else lasting_states(agent.env)
+        result = measure(agent, settings, settings.run.evaluation_episodes, lasting=lasting)
         _write(target, result)
         typer.echo("\n".join(table(result)))
     typer.echo(f"done: {folder}")
 
 
 def measure(
-    agent: DistributionalPPO, settings: Config, episodes: int, seed: int | None = None, deterministic: bool = True
+    agent: DistributionalPPO,
+    settings: Config,
+    episodes: int,
+    seed: int | None = None,
+    deterministic: bool = True,
+    lasting: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Returns of an agent, and of what it is compared with, in the same episodes.
 
@@ -87,23 +102,38 @@ def measure(
         episodes: How many.
         seed: Of the first of them; ``None``: such that no training has seen them.
         deterministic: Whether it takes its most probable actions.
+        lasting: How far the world had drifted in training; it goes on from there.
     """
     first = settings.run.seed + _UNSEEN if seed is None else seed
-    venv = evaluation_env(settings, episodes)
-    try:
-        result = summary(_returns(agent, _normalized(agent, venv), episodes, first, deterministic))
-        players = _baselines(venv, first)
-        baselines = {name: summary(_returns(player, venv, episodes, first)) for name, player in players.items()}
-    finally:
-        venv.close()
+    with evaluation_env(settings, episodes) as venv:
+
+        def play(player: Any, seen: VecEnv) -> dict[str, Any]:
+            _let_drift(venv, lasting)
+            return summary(_returns(player, seen, episodes, first, deterministic))
+
+        result = play(agent, _normalized(agent, venv))
+        baselines = {name: play(player, venv) for name, player in _baselines(settings, venv, first).items()}
     return {"episodes": episodes, "env": settings.env.id, "seed": first, **result, "baselines": baselines}
 
 
-def evaluation_env(settings: Config, episodes: int) -> VecEnv:
+@contextmanager
+def evaluation_env(settings: Config, episodes: int) -> Iterator[VecEnv]:
     """Environments to evaluate in, not more than there are episodes."""
     from driftproof.config import build_env
 
-    return build_env(settings, n_envs=min(settings.env.n_envs, episodes), is_evaluation=True)
+    venv = build_env(settings, n_envs=min(settings.env.n_envs, episodes), is_evaluation=True)
+    try:
+        yield venv
+    finally:
+        venv.close()
+
+
+def _let_drift(venv: VecEnv, lasting: Sequence[Mapping[str, Any]] | None) -> None:
+    """Evaluate in the world as it was when training ended; one that drifts otherwise begins anew."""
+    from driftproof.ppo.environments import restore_lasting
+
+    if lasting:
+        restore_lasting(venv, [lasting[0]] * venv.num_envs)
 
 
 def summary(returns: list[float]) -> dict[str, Any]:
@@ -155,17 +185,13 @@ def _count(observation: Any) -> int:
     return len(next(iter(observation.values())) if isinstance(observation, dict) else observation)
 
 
-def _baselines(venv: VecEnv, seed: int) -> dict[str, Any]:
+def _baselines(settings: Config, venv: VecEnv, seed: int) -> dict[str, Any]:
     """What an agent should be better than: in a market, to hold all the time or never, elsewhere chance."""
-    try:
-        actions = venv.get_attr("actions")[0]
-    except AttributeError:
-        actions = None
-    if actions == "discrete":
+    if settings.env.id not in _MARKETS:
+        return {"random": _Random(venv.action_space, seed)}
+    if venv.get_attr("actions")[0] == "discrete":
         return {"buy and hold": _Constant(2), "flat": _Constant(1)}
-    if actions == "continuous":
-        return {"buy and hold": _Constant([1.0]), "flat": _Constant([0.0])}
-    return {"random": _Random(venv.action_space, seed % 2**31)}
+    return {"buy and hold": _Constant([1.0]), "flat": _Constant([0.0])}
 
 
 def _returns(player: Any, venv: VecEnv, episodes: int, seed: int, deterministic: bool = True) -> list[float]:
@@ -200,8 +226,7 @@ def _attacked(
     names = list(ATTACKS[:-1]) if "all" in attacks else attacks
     if wrong := [name for name in names if name not in ATTACKS]:
         raise CommandError(f"--attack {wrong[0]!r} must be one of {', '.join(ATTACKS)}, or all")
-    venv = evaluation_env(settings, episodes)
-    try:
+    with evaluation_env(settings, episodes) as venv:
         robustness = evaluate_under_attack(
             agent,
             venv,
@@ -209,10 +234,8 @@ def _attacked(
             epsilons or (0.025, 0.05, 0.075),
             episodes,
             deterministic=deterministic,
-            seed=(settings.run.seed + _UNSEEN) % 2**31 if seed is None else seed,
+            seed=settings.run.seed + _UNSEEN if seed is None else seed,
         )
-    finally:
-        venv.close()
     typer.echo(str(robustness))
     return robustness.to_dict()
 

@@ -124,7 +124,7 @@ def checkpoint_of(folder: Path, member: int | None = None, best: bool = False) -
     from driftproof.state import CheckpointStore
 
     store = CheckpointStore(folder / "checkpoints")
-    found = store.best() if best else store.latest()
+    found: Path | None = store.best() if best else store.latest()
     if found is None:
         raise CommandError(f"there is no checkpoint in {folder} yet")
     return found
@@ -145,8 +145,8 @@ def _member_of(folder: Path, member: int | None) -> Path:
         member = max(reported, key=lambda i: worst if _is_missing(scores[i]) else sign * scores[i])
     if member not in reported:
         raise CommandError(f"{folder} has members 0 to {len(places) - 1}, of which {reported} have been saved")
-    members = state["config"]["checkpoint_dir"] or folder / "members"
-    return Path(members) / places[member]["file"]
+    members = Path(state["config"]["checkpoint_dir"] or folder / "members")
+    return members / str(places[member]["file"])
 
 
 def _is_missing(value: float | None) -> bool:

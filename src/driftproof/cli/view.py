@@ -125,9 +125,9 @@ class AgentStatus:
             table.add_row(f"[dim]{name}", value)
         if len(self._returns) > 1:
             table.add_row("[dim]returns", f"[cyan]{sparkline(self._returns)}")
-        for name, value in sorted(self._row.items()):
+        for name, drift in sorted(self._row.items()):
             if name.startswith("drift/"):
-                table.add_row(f"[dim]{name}", number(value))
+                table.add_row(f"[dim]{name}", number(drift))
         parts: list[RenderableType] = [
             progress_bar(self.steps, self.total, f"{self.steps_per_second:,.0f} steps/s", self._began),
             table,
@@ -151,7 +151,8 @@ class PopulationStatus:
     def __init__(self, title: str, size: int, total: int, shown: Sequence[str], steps: int) -> None:
         self.title, self.note = title, ""
         self._size, self._total, self._shown, self._steps = size, total, list(shown), steps
-        self._began, self._updates_before = time.monotonic(), None
+        self._began = time.monotonic()
+        self._updates_before: int | None = None
         self._members: list[dict[str, Any]] = []
         self._told_events: int | None = None
         self._told_updates = [0] * size
@@ -201,9 +202,7 @@ class PopulationStatus:
         for event in events[self._told_events :]:
             if event.kind in ("exploit", "replace"):
                 changes = [f"{name} {number(old)} → {number(new)}" for name, (old, new) in event.mutated.items()]
-                self._news.append(
-                    f"member {event.member}  takes over from {event.donor}  {'  '.join(changes)}".rstrip()
-                )
+                self._news.append("  ".join([f"member {event.member}", f"takes over from {event.donor}", *changes]))
             elif event.kind in ("restart", "undo"):
                 self._news.append(f"member {event.member}  {event.kind}  {event.detail}")
         self._told_events, self._told_updates = len(events), list(runner.updates)

@@ -1,6 +1,8 @@
-"""Sections of a configuration that make an agent. The settings are explained where they act, in the docstrings of
-:class:`driftproof.ppo.DistributionalPPO`, :class:`driftproof.nn.policies.DistributionalPolicy` and
-:class:`driftproof.optim.VarianceGradientScaler`."""
+"""Sections of a configuration that make an agent.
+
+They are arguments of :class:`driftproof.ppo.DistributionalPPO`, :class:`driftproof.nn.policies.DistributionalPolicy`
+and :class:`driftproof.optim.VarianceGradientScaler`, which say more about them.
+"""
 
 from __future__ import annotations
 
@@ -192,8 +194,8 @@ class PPOSection(Section):
         Annotated[bool, Tag("switch")] | Annotated[KLPenaltySection, Tag("settings")], Discriminator(_penalty_form)
     ] = Field(
         False,
-        description="Add the KL divergence to the loss, with a coefficient that is controlled to reach target_kl; true, "
-        "or settings of the controller: {kp: 0.1, ki: 0.4, kd: 0, max_coef: 10, init_coef: 0}.",
+        description="Add the KL divergence to the loss, with a coefficient that is controlled to reach target_kl; "
+        "true, or settings of the controller: {kp: 0.1, ki: 0.4, kd: 0, max_coef: 10, init_coef: 0}.",
     )
     ent_coef: float = Field(0.0, ge=0, description="Weight of the entropy. Larger explores more; 0 to 0.01.")
     ent_coef_final: float | None = Field(None, ge=0, description="Decay ent_coef linearly to this. null: constant.")
@@ -267,8 +269,8 @@ class VGSSection(Section):
     variance_cap: float = Field(50.0, gt=0, description="Largest normalised variance that counts.")
     statistic: Literal["elementwise", "spatial_mean"] = Field(
         "elementwise",
-        description="What is measured: the variance over time of every element, or of each tensor's mean, which is blind "
-        "to noise that cancels within a tensor.",
+        description="What is measured: the variance over time of every element, or of each tensor's mean, which is "
+        "blind to noise that cancels within a tensor.",
     )
     apply_to: Literal["gradient", "update"] = Field(
         "gradient",

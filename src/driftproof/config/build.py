@@ -124,6 +124,7 @@ def build_agent(config: Config, member: int = 0) -> DistributionalPPO:
 
     from driftproof.ppo import DistributionalPPO
 
+    _check_device(config)
     env = build_env(config)
     try:
         if config.env.normalize_observations:
@@ -251,6 +252,14 @@ def imported(place: str, name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError([f"{place}: {name!r} cannot be imported: {error}"]) from error
+
+
+def _check_device(config: Config) -> None:
+    import torch
+
+    # Stable-Baselines3 would take the CPU and say nothing.
+    if config.run.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError([f"run.device: there is no GPU for {config.run.device!r} here; use auto or cpu"])
 
 
 def _argument(value: Any) -> Any:

@@ -133,22 +133,20 @@ def _what(error: yaml.YAMLError) -> str:
 
 
 def _find_lines(node: yaml.Node | None, path: keys.Path, lines: dict[keys.Path, int], place: str) -> None:
+    inner: keys.Path
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             inner = (*path, str(key.value))
             if inner in lines:
-                raise ConfigError(
-                    [
-                        f"{place}:{key.start_mark.line + 1}: {keys.dotted(inner)} is in line {lines[inner]} already: "
-                        "remove one"
-                    ]
-                )
+                twice = f"{keys.dotted(inner)} is in line {lines[inner]} already: remove one"
+                raise ConfigError([f"{place}:{key.start_mark.line + 1}: {twice}"])
             lines[inner] = key.start_mark.line + 1
             _find_lines(value, inner, lines, place)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            lines[(*path, index)] = value.start_mark.line + 1
-            _find_lines(value, (*path, index), lines, place)
+            inner = (*path, index)
+            lines[inner] = value.start_mark.line + 1
+            _find_lines(value, inner, lines, place)
 
 
 class _Source:

@@ -59,7 +59,7 @@ class Placed:
             before = _at(self.data, path)
             if before != value or type(before) is not type(value):
                 raise ConflictError(self.origins[path], origin, (before, value))
-        target = self.data
+        target: Any = self.data
         for part in path[:-1]:
             target = target.setdefault(part, {})
             if not isinstance(target, dict):
@@ -72,15 +72,20 @@ def dotted(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def settings(model: type[BaseModel] | None = None, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """All settings with their places, and pydantic's descriptions of them."""
-    if model is None:
-        from driftproof.config.model import Config as model
-    for name, info in model.model_fields.items():
+@cache
+def settings() -> list[Path]:
+    """Places of all settings."""
+    from driftproof.config.model import Config
+
+    return list(_settings_in(Config, ()))
+
+
+def _settings_in(section: Any, path: Path) -> Iterator[Path]:
+    for name, info in section.model_fields.items():
         if is_section(info.annotation):
-            yield from settings(info.annotation, (*path, name))
+            yield from _settings_in(info.annotation, (*path, name))
         else:
-            yield (*path, name), info
+            yield (*path, name)
 
 
 def is_section(annotation: Any) -> bool:
@@ -90,10 +95,9 @@ def is_section(annotation: Any) -> bool:
 @cache
 def flat_keys() -> dict[str, Path]:
     """Names that work at the top of a file, without a section."""
-    paths = [path for path, _ in settings()]
-    counts = Counter(path[-1] for path in paths)
+    counts = Counter(path[-1] for path in settings())
     flat: dict[str, Path] = {}
-    for path in paths:
+    for path in settings():
         name = str(path[-1])
         if path[0] == "vgs":
             flat[f"vgs_{name}"] = path
@@ -153,14 +157,14 @@ def place_of(path: Path, value: Any = None) -> Path:
 
 def is_place_of_section(path: Path) -> bool:
     """Whether it holds settings, rather than being one."""
-    return any(known[: len(path)] == path and len(known) > len(path) for known, _ in settings())
+    return any(known[: len(path)] == path and len(known) > len(path) for known in settings())
 
 
 def nearest(path: Path) -> str:
     """What may have been meant by a key that does not exist: its place, or what there is."""
     name, section = str(path[-1]), path[:-1]
     siblings = _names_in(section)
-    elsewhere = {str(known[-1]): known for known, _ in settings()} | flat_keys()
+    elsewhere = {str(known[-1]): known for known in settings()} | flat_keys()
     if near := difflib.get_close_matches(name, siblings, n=1, cutoff=0.8):
         return f"did you mean {dotted((*section, near[0]))}?"
     if name in elsewhere:

@@ -57,12 +57,11 @@ class Config(Section):
             if self.critic.value_head != head:
                 _check_default(self.critic, f"critic.{name}", f"for critic.value_head: {head}")
         if not self.policy.has_memory:
+            with_memory = f"for policies with memory; {self.policy.name} has none"
             for name in OF_MEMORY:
-                _check_default(self.policy, f"policy.{name}", f"for policies with memory; {self.policy.name} has none")
-            if self.ppo.sequence_length not in (None, 1):
-                _check_default(
-                    self.ppo, "ppo.sequence_length", f"for policies with memory; {self.policy.name} has none"
-                )
+                _check_default(self.policy, f"policy.{name}", with_memory)
+            if self.ppo.sequence_length != 1:
+                _check_default(self.ppo, "ppo.sequence_length", with_memory)
         if not self.env.normalize_observations:
             _check_default(self.env, "env.clip_observations", "for env.normalize_observations: true")
         _check_backend(self.pbt)

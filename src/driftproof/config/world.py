@@ -108,7 +108,11 @@ class RunSection(Section):
         100_000, ge=1, description="Steps of all environments together; of each member of a population."
     )
     seed: Count = Field(0, ge=0, description="Of all random numbers.")
-    device: str = Field("auto", description="auto, cpu, cuda, or cuda:1.")
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="auto (a GPU if there is one), cpu, cuda, or one of several, cuda:1.",
+    )
     threads: Count | None = Field(
         None, ge=1, description="Of torch. null: as many as torch likes; 1 is often the fastest for small networks."
     )

@@ -275,7 +275,8 @@ class PBTRunner:
         place.updates, place.performance = report.updates, report.performance
         place.not_taken_over, place.is_anew, place.waits = report.not_taken_over, False, True
         self._folder.log(member, report.rows)
-        self.latest |= {member: row for row in report.rows[-1:]}
+        if report.rows:
+            self.latest[member] = report.rows[-1]
         due = self._due()
         self._decide(due)
         self._save()
