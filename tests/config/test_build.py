@@ -23,9 +23,15 @@ with warnings.catch_warnings():
     import Box2D  # noqa: F401
 
 READY = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
-SMALL = (
-    "env: CartPole-v1\nn_envs: 2\nn_steps: 16\nbatch_size: 32\nn_epochs: 1\npolicy: MlpPolicy\nvgs_warmup_steps: 1\n"
-)
+SMALL = """
+env: CartPole-v1
+n_envs: 2
+n_steps: 16
+batch_size: 32
+n_epochs: 1
+policy: MlpPolicy
+vgs_warmup_steps: 1
+"""
 
 
 def error_of(text, is_population=False):
@@ -165,7 +171,11 @@ def test_worlds_drift_alike():
         ("optimizer: {kwargs: {sigmma: 1}}", "sigmma"),
         ("ppo: {kl_stop: fraction}", "kl_stop='fraction' needs target_kl"),
         ("ppo: {ent_coef: 0.1, ent_coef_min: 0.2}", "ent_coef 0.1 is below ent_coef_min 0.2"),
-        ("run: {device: cupa}", "cupa"),
+        pytest.param(
+            "run: {device: cuda}",
+            "run.device: there is no GPU for 'cuda' here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
         ("adversarial: {enabled: true, attack_policy: false, attack_value: false}", "adversarial: attack_policy=False"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import warnings
 from typing import Annotated, Any
 
@@ -50,8 +51,9 @@ for _command in (
 def main() -> None:
     """Run a command; mistakes of users are one line."""
     warnings.showwarning = _show_warning
-    # Failures that are logged are raised too.
+    # What writers in other threads log, and what ends them, is raised in this one too.
     logging.getLogger("driftproof").addHandler(logging.NullHandler())
+    threading.excepthook = _show_thread_error
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # Where users' own environments are.
     try:
@@ -61,6 +63,11 @@ def main() -> None:
             raise
         print("\n".join(as_lines(error)), file=sys.stderr)
         sys.exit(USER_ERROR)
+
+
+def _show_thread_error(arguments: threading.ExceptHookArgs) -> None:
+    if not issubclass(arguments.exc_type, OSError):
+        threading.__excepthook__(arguments)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

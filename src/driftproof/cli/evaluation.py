@@ -70,12 +70,12 @@ def evaluate(
         typer.echo(f"written to {target}")
 
 
-def finish(agent: DistributionalPPO, settings: Config, folder: Path, command: str) -> None:
-    """Evaluate what came of a training, if that has not been done yet, and say where it is."""
+def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: bool) -> None:
+    """Evaluate what came of a training, if it is new or that has not been done yet, and say where it is."""
     from driftproof.ppo.environments import lasting_states
 
     target = folder / "evaluation.json"
-    if target.exists():
+    if target.exists() and not is_new:
         typer.echo(f"{folder} is done: driftproof evaluate {folder} evaluates it again")
         return
     if settings.run.evaluation_episodes:

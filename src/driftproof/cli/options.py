@@ -40,8 +40,8 @@ def read_config(config: Path | None, env: str | None, overrides: list[str] | Non
     return load(config, [*changes, *(overrides or [])])
 
 
-def check_resume(resume: str | None, **others: object) -> None:
-    """Refuse options that would change a run that goes on as it was begun."""
-    given = [name for name, value in others.items() if value]
+def check_resume(resume: str | None, config: Path | None, env: str | None, name: str | None) -> None:
+    """Refuse options that say what a run is, for one that goes on as it was begun."""
+    given = [option for option, value in {"CONFIG": config, "--env": env, "--name": name}.items() if value is not None]
     if resume is not None and given:
         raise CommandError(f"--resume goes on with the configuration in the run's folder: leave out {', '.join(given)}")

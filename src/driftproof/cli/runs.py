@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,11 +93,28 @@ def find(run: str | Path, runs_dir: Path) -> Path:
     raise CommandError(f"there is no run {str(run)!r}{there}")
 
 
-def read(folder: Path) -> Config:
-    """The configuration of a run."""
-    from driftproof.config import load
+def read(folder: Path, overrides: list[str] | None, changeable: Collection[str]) -> Config:
+    """The configuration of a run that goes on, with some settings changed for good.
 
-    return load(folder / CONFIG)
+    Args:
+        folder: Of the run.
+        overrides: Changes.
+        changeable: Settings that may be others than when it was begun, by their places.
+
+    Raises:
+        CommandError: Others would change.
+    """
+    from driftproof.config import dumps, keys, load
+    from driftproof.state import write_atomically
+
+    before, config = load(folder / CONFIG), load(folder / CONFIG, overrides or ())
+    changed = [keys.dotted(path) for path in keys.settings() if keys.at(before, path) != keys.at(config, path)]
+    if wrong := [name for name in changed if name not in changeable]:
+        can = ", ".join(changeable)
+        raise CommandError(f"{wrong[0]} makes the run what it is, and cannot change when it goes on; these can: {can}")
+    if changed:
+        write_atomically(folder / CONFIG, [dumps(config).encode()])
+    return config
 
 
 def is_population(folder: Path) -> bool:

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from driftproof.ppo import DistributionalPPO
 
 
+_CHANGEABLE = tuple(
+    f"run.{name}"
+    for name in ("total_timesteps", "evaluation_episodes", "checkpoint_every", "keep_checkpoints", "threads", "device")
+)
+
+
 def train(
     config: ConfigFile = None,
     env: EnvId = None,
@@ -28,7 +34,7 @@ def train(
     resume: Resume = None,
 ) -> None:
     """Train an agent. Ctrl-C finishes the update, saves, and says how to go on; a second one stops at once."""
-    check_resume(resume, CONFIG=config, **{"--env": env, "--set": overrides, "--name": name})
+    check_resume(resume, config, env, name)
     if resume is None:
         settings = read_config(config, env, overrides)
         runs.check_free(runs_dir, name, "train")
@@ -38,7 +44,7 @@ def train(
         folder = runs.find(resume, runs_dir)
         if runs.is_population(folder):
             raise CommandError(f"{folder} holds a population: driftproof tune --resume {folder}")
-        settings = runs.read(folder)
+        settings = runs.read(folder, overrides, _CHANGEABLE)
         agent = _built(settings)
     from driftproof.pbt.folder import RunFolder
 
@@ -47,12 +53,12 @@ def train(
         with run.locked():
             if resume is not None:
                 _restore(agent, folder)
-            _learn(agent, settings, folder, run)
+            has_learned = _learn(agent, settings, folder, run)
     except RuntimeError as error:
         raise _explained(error, folder) from error
     except OSError as error:
         raise CommandError(f"{error.filename or folder}: {error.strerror or error}; {_advice(folder)}") from error
-    evaluation.finish(agent, settings, folder, "train")
+    evaluation.finish(agent, settings, folder, is_new=has_learned)
 
 
 def _built(settings: Config) -> DistributionalPPO:
@@ -74,8 +80,8 @@ def _restore(agent: DistributionalPPO, folder: Path) -> None:
         agent.load_state_tree(checkpoint.tree)
 
 
-def _learn(agent: DistributionalPPO, settings: Config, folder: Path, run: RunFolder) -> None:
-    """Train to the end, or until somebody interrupts."""
+def _learn(agent: DistributionalPPO, settings: Config, folder: Path, run: RunFolder) -> bool:
+    """Train to the end, or until somebody interrupts; whether there was anything left to do."""
     from stable_baselines3.common.logger import Logger
 
     from driftproof.cli.callbacks import LogDrift, LogRun
@@ -83,7 +89,7 @@ def _learn(agent: DistributionalPPO, settings: Config, folder: Path, run: RunFol
 
     total = settings.total_updates * settings.steps_per_update
     if agent.num_timesteps >= total:
-        return
+        return False
     agent.set_logger(Logger(None, []))
     status = AgentStatus(str(folder), agent.num_timesteps, total)
     saving = SaveCheckpoints(
@@ -102,14 +108,13 @@ def _learn(agent: DistributionalPPO, settings: Config, folder: Path, run: RunFol
             # First what is logged: a row that is written twice counts once, one that is missing is lost.
             callbacks = [LogDrift(), LogRun(run, status, screen), saving]
             try:
-                if agent.num_timesteps == 0:
-                    agent.learn(settings.run.total_timesteps, callbacks, log_interval=None)
-                else:
-                    agent.resume(callbacks, log_interval=None)
+                left = settings.run.total_timesteps - agent.num_timesteps
+                agent.learn(left, callbacks, log_interval=None, reset_num_timesteps=agent.num_timesteps == 0)
             except KeyboardInterrupt:
                 _say_stopped(folder, agent.num_timesteps, total, at_once=True)
     if interrupts.came and agent.num_timesteps < total:
         _say_stopped(folder, agent.num_timesteps, total, is_exact=agent.edge.is_whole)
+    return True
 
 
 def _say_stopped(folder: Path, steps: int, total: int, *, at_once: bool = False, is_exact: bool = True) -> None:

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from driftproof.ppo import DistributionalPPO
 
 
+_CHANGEABLE = (
+    *("run.evaluation_episodes", "run.threads", "run.device"),
+    *("pbt.backend", "pbt.workers", "pbt.resources_per_member", "pbt.address", "pbt.max_restarts"),
+)
+
+
 def tune(
     config: ConfigFile = None,
     env: EnvId = None,
@@ -28,7 +34,7 @@ def tune(
     resume: Resume = None,
 ) -> None:
     """Train a population that searches hyper-parameters. Ctrl-C lets those who train finish, and says how to go on."""
-    check_resume(resume, CONFIG=config, **{"--env": env, "--set": overrides, "--name": name})
+    check_resume(resume, config, env, name)
     if resume is None:
         settings = read_config(config, env, overrides)
         runs.check_free(runs_dir, name, "tune")
@@ -38,9 +44,11 @@ def tune(
         folder = runs.find(resume, runs_dir)
         if runs.is_single(folder):
             raise CommandError(f"{folder} holds a single agent: driftproof train --resume {folder}")
-        settings = runs.read(folder)
-    best = _run(_population(settings, folder), settings, folder)
-    evaluation.finish(best, settings, folder, "tune")
+        settings = runs.read(folder, overrides, _CHANGEABLE)
+    runner = _population(settings, folder)
+    is_new = min(runner.updates) < runner.total_updates
+    best = _run(runner, settings, folder)
+    evaluation.finish(best, settings, folder, is_new=is_new)
     if best.env is not None:
         best.env.close()
 

@@ -88,6 +88,14 @@ def _settings_in(section: Any, path: Path) -> Iterator[Path]:
             yield (*path, name)
 
 
+def at(config: BaseModel, path: Path) -> Any:
+    """The setting at a place."""
+    value: Any = config
+    for part in path:
+        value = getattr(value, str(part))
+    return value
+
+
 def is_section(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
