@@ -151,6 +151,8 @@ def test_an_interrupted_training_comes_to_the_same_end(tmp_path):
     for tree in trees:
         assert tree["counters"]["num_timesteps"] == 6400
         tree["rollout"]["episodes"].pop("t")
+        for group in tree["optimizer"]["param_groups"]:
+            group.pop("differentiable", None)
     differences = compare(*trees)
     assert not differences, "\n".join(map(str, differences[:5]))
     metrics = [read_metrics(tmp_path / name / "metrics.jsonl")[0] for name in ("whole", "cut")]
