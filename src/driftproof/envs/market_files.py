@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driftproof.envs._specs import nearest
-from driftproof.envs.market_data import COLUMNS, Bars, MarketDataError, Place, Times, from_columns
+from driftproof.envs.market_data import COLUMNS, Bars, Gap, MarketDataError, Place, Times, from_columns
 
 Rows = npt.NDArray[np.int64]
 
@@ -30,7 +30,7 @@ def load_market_data(
     *,
     columns: Mapping[str, str] | None = None,
     timezone: str | None = None,
-    max_gap: datetime.timedelta | None = None,
+    max_gap: Gap = None,
 ) -> dict[str, Bars]:
     """Checked bars by symbol, from a file.
 
@@ -44,7 +44,8 @@ def load_market_data(
             ``{"timestamp": "Date"}``.
         timezone: Name of the zone that timestamps without an offset are in, such as ``"America/New_York"``; those with
             an offset are converted. ``None``: all are in UTC, and an offset that says otherwise is an error.
-        max_gap: Longest time from one bar to the next; see :func:`driftproof.envs.market_data.check_bars`.
+        max_gap: Longest time from one bar to the next, in days, or a timedelta; see
+            :func:`driftproof.envs.market_data.check_bars`.
 
     Raises:
         MarketDataError: The file is not there, or something is wrong with it; the message names the file and the row.
