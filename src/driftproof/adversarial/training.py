@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from driftproof._arguments import check_count, check_flag, check_number, check_option
 from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
+from driftproof.nn.distributions import Gaussian
 from driftproof.nn.policies import DistributionalPolicy, Evaluation, Observation, map_observation
 from driftproof.ppo import Cosine, Linear
 from driftproof.ppo.hyperparams import Hyperparameter, base_and_schedule
@@ -110,8 +111,8 @@ class SmoothnessAdversary:
         config, epsilon = self.config, self.config.perturbation.epsilon
         base, factor = base_and_schedule("epsilon", epsilon)
         if config.epsilon_schedule != "constant":
-            kind = {"linear": Linear, "cosine": Cosine}[config.epsilon_schedule]
-            base, factor = base_and_schedule("epsilon", kind(epsilon, config.epsilon_final))
+            schedule = Linear if config.epsilon_schedule == "linear" else Cosine
+            base, factor = base_and_schedule("epsilon", schedule(epsilon, config.epsilon_final))
         bounds = {"at_least": 0.0}
         return {
             "epsilon": Hyperparameter(base, bounds, schedule=factor, apply=_setter(self.epsilon)),
@@ -171,11 +172,20 @@ class SmoothnessAdversary:
 
         def evaluate(observations: Observation) -> Tensor:
             where = (part.state, part.attacked_segments, part.keep)
-            return self.policy.evaluate_actor(observations, *where).float()
+            return self._with_fixed_spread(self.policy.evaluate_actor(observations, *where).float())
 
-        if self._fickle:
-            clean = evaluate(part.observations)
+        clean = evaluate(part.observations) if self._fickle else self._with_fixed_spread(clean)
         return self._term(part, clean, evaluate, self.policy.distribution.kl)
+
+    def _with_fixed_spread(self, parameters: Tensor) -> Tensor:
+        """Without the gradient of what no observation changes.
+
+        A Gaussian policy would lower the divergence by acting more at random, which defends nothing.
+        """
+        distribution = self.policy.distribution
+        if not isinstance(distribution, Gaussian):
+            return parameters
+        return torch.cat((parameters[..., : distribution.dim], parameters[..., distribution.dim :].detach()), -1)
 
     def _value_term(self, part: Minibatch, clean: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """How far the critics' predictions move, with a gradient, and how far observations did."""
