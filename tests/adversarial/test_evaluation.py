@@ -119,7 +119,8 @@ def test_a_tiny_ball_is_no_attack(agents):
 
 def test_the_same_again(agents):
     model, before = agents["MlpLstmPolicy"], torch.get_rng_state()
-    first, second = (evaluate_under_attack(model, follow(), ATTACKS, [0.2], 6) for _ in range(2))
+    attacks = [*ATTACKS, "learned"]
+    first, second = (evaluate_under_attack(model, follow(), attacks, [0.2], 6, adversary_steps=64) for _ in range(2))
     assert first == second
     assert torch.equal(torch.get_rng_state(), before)
     assert evaluate_under_attack(model, follow(), ["random"], [0.2], 6, seed=1) != first
@@ -343,7 +344,14 @@ def test_another_environment_is_refused(agents):
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
 def test_discrete_actions_and_vector_environments(policy):
     model = DistributionalPPO(
-        policy, make_vec_env("CartPole-v1", 2), n_steps=32, batch_size=64, n_epochs=1, seed=0, device="cpu"
+        policy,
+        make_vec_env("CartPole-v1", 2),
+        n_steps=32,
+        batch_size=64,
+        n_epochs=1,
+        seed=0,
+        device="cpu",
+        policy_kwargs=small_networks(policy),
     )
     model.learn(64)
     env = gymnasium.make_vec("CartPole-v1", num_envs=3)

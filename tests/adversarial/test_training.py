@@ -470,6 +470,11 @@ def test_bad_settings_are_refused(settings, message):
         SAPPOConfig(perturbation={"epsilon": 0.1})
 
 
+def test_attacks_are_not_captured():
+    with pytest.raises(ValueError, match="cuda_graph=True does not capture attacks"):
+        attacked(arguments={"cuda_graph": True})
+
+
 def test_observations_without_a_box_are_refused():
     class Choices(Mixed):
         observation_space = spaces.Discrete(3)

@@ -214,10 +214,6 @@ class StatePerturbation:
         for tensor in self._totals.values():
             tensor.zero_()
 
-    def state_tensors(self) -> list[Tensor]:
-        """The counters themselves."""
-        return list(self._totals.values())
-
     def state_dict(self) -> dict[str, Any]:
         """Counters and the generator's state. Settings are not part of it."""
         counters = {name: float(tensor) for name, tensor in self._totals.items()}

@@ -20,6 +20,7 @@ from driftproof.adversarial.balls import NormType
 from driftproof.adversarial.playing import Flags, Player, as_the_agent_sees_it, resets
 from driftproof.nn.policies import Observation
 from driftproof.ppo import DistributionalPPO
+from driftproof.ppo.persistence import unchanged_generators
 
 _ROLLOUT, _BATCH, _SEQUENCE = 2048, 256, 32
 """Steps of all environments together between an adversary's updates and in its minibatches, at most; of a sequence."""
@@ -86,7 +87,7 @@ def train_adversary(
     check_number("epsilon", epsilon, at_least=0)
     check_count("steps", steps, at_least=1)
     config = PerturbationConfig(epsilon=epsilon, norm_type=norm_type)
-    with as_the_agent_sees_it(model, env) as venv:
+    with as_the_agent_sees_it(model, env) as venv, unchanged_generators():
         world = AdversaryEnv(venv, Player(model), perturbation_of(model, config))
         adversary = DistributionalPPO(env=world, seed=seed, **{**_defaults(model, venv.num_envs, steps), **settings})
         adversary.learn(steps, callback)

@@ -47,7 +47,11 @@ class Player:
     def act(self, observation: Observation) -> Tensor:
         """Actions for the environments, having seen this."""
         parameters, _, self.state = self._step(observation, self.state)
-        return self.policy._choose(parameters, self.deterministic)
+        distribution = self.policy.distribution
+        if self.deterministic:
+            return distribution.to_env(distribution.mode(parameters))
+        noise = distribution.noise(len(parameters), device=parameters.device)
+        return distribution.to_env(distribution.sample(parameters, noise))
 
     def actor(self, observation: Observation) -> Tensor:
         """Parameters of the distribution of actions at this observation ``[N, ...]``, with a graph, not remembered."""

@@ -66,12 +66,10 @@ class GraphedStep:
         self._batch = _cloned(batch)
         self._coefficients = Coefficients(*(torch.zeros((), device=device) for _ in c))
         self._fill(c)
-        stop, adversary = self.step.stop, self.step.adversary
-        changing = [*stop.state_tensors(), *([] if adversary is None else adversary.state_tensors())]
-        generators = [] if adversary is None else adversary.perturbs_with
-        before = [tensor.clone() for tensor in changing]
-        drawn = [generator.get_state() for generator in generators]
-        # Once stopped, a step undoes itself: warming up changes nothing else.
+        stop = self.step.stop
+        flags = stop.state_tensors()
+        before = [flag.clone() for flag in flags]
+        # Once stopped, a step undoes itself: warming up changes nothing.
         stop.halt()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -81,14 +79,10 @@ class GraphedStep:
         torch.cuda.current_stream().wait_stream(stream)
         self.step.optimizer.zero_grad(set_to_none=True)
         self._graph = torch.cuda.CUDAGraph()
-        for generator in generators:
-            self._graph.register_generator_state(generator)
         with torch.cuda.graph(self._graph):
             self._facts = self.step(self._batch, self._coefficients)
-        for tensor, old in zip(changing, before, strict=True):
-            tensor.copy_(old)
-        for generator, state in zip(generators, drawn, strict=True):
-            generator.set_state(state)
+        for flag, old in zip(flags, before, strict=True):
+            flag.copy_(old)
 
 
 def _tensors(value: Any) -> list[Tensor]:
