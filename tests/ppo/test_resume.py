@@ -6,6 +6,7 @@ import multiprocessing
 
 import pytest
 
+from driftproof.adversarial import PerturbationConfig, SAPPOConfig
 from driftproof.state import compare, read
 
 from . import resuming
@@ -14,6 +15,12 @@ from .resuming import ENVS, HALF, STEPS, first, rest, whole
 LATER = STEPS * ENVS // 2
 """So many steps after a checkpoint the process dies."""
 
+
+ATTACKED = SAPPOConfig(
+    warmup_updates=2,
+    epsilon_schedule="linear",
+    perturbation=PerturbationConfig(attack_method="sgld"),
+)
 
 PROCESSES = multiprocessing.get_context("forkserver")
 # New processes that begin with imports done; torch's optimizers would import the second.
@@ -78,10 +85,11 @@ def test_resume_equals_uninterrupted(policy, normalize, continues, tmp_path):
             },
             "vgs": {"statistic": "spatial_mean", "apply_to": "update"},
         },
+        {"normalize": True, "continues": True, "settings": {"adversarial": ATTACKED}},
     ],
     ids=[
         *("processes", "processes-continue", "stacked", "gru"),
-        *("drift", "drift-continues", "drift-sync", "drift-async", "controllers"),
+        *("drift", "drift-continues", "drift-sync", "drift-async", "controllers", "attacked"),
     ],
 )
 def test_whatever_the_environments_and_the_settings(scenario, tmp_path):

@@ -50,7 +50,7 @@ class PerturbationConfig:
         attack_steps: Steps of PGD and SGLD. More find worse places, at the price of a forward and a backward pass each;
             typically 1 to 10 in training, 10 to 100 in evaluation. FGSM takes one.
         attack_lr: Length of a step, at this ``epsilon``; where another is in force, steps grow and shrink with it.
-            FGSM's is ``epsilon``.
+            FGSM's leads to the surface.
         random_init: Start from a random point in the ball instead of from the clean observation. Objectives whose
             gradient vanishes there start so in any case.
         norm_type: ``"linf"``: every number may move by ``epsilon``; ``"l2"``: all of an observation together, each
@@ -159,7 +159,7 @@ class StatePerturbation:
         clean = self._select(observation)
         starts_anywhere = self.config.random_init or is_flat_at_clean
         offsets = {key: self._first(key, part, size if starts_anywhere else None) for key, part in clean.items()}
-        steps, length = self._plan(size)
+        steps, length = self._plan(size, starts_anywhere)
         for step in range(steps):
             gradients = self._gradients(observation, clean, offsets, objective)
             for key, gradient in gradients.items():
@@ -172,6 +172,25 @@ class StatePerturbation:
         size: Size = self.config.epsilon if epsilon is None else epsilon
         clean = self._select(observation)
         offsets = {key: self._first(key, part, size) for key, part in clean.items()}
+        self._count(offsets, gradients=0)
+        return self._put(observation, {key: self._moved(key, part, offsets[key]) for key, part in clean.items()})
+
+    def move(self, observation: Observation, directions: Tensor, *, epsilon: Size | None = None) -> Observation:
+        """Observations moved as somebody says.
+
+        Args:
+            observation: ``[..., *shape]``, or a dictionary of these.
+            directions: ``[..., size]`` from -1 to 1, what to move every number by as a share of ``epsilon``.
+            epsilon: Radius, instead of the one in ``config``.
+        """
+        radius: Size = self.config.epsilon if epsilon is None else epsilon
+        clean, offsets, first = self._select(observation), {}, 0
+        for key, part in clean.items():
+            rank, radius_here = self._rank(key, part), radius * self._parts[key].scale
+            count = math.prod(part.shape[part.dim() - rank :])
+            own = directions[..., first : first + count].reshape(part.shape).to(part.dtype) * radius_here
+            offsets[key] = self._clip(key, part, project(own, radius_here, self.config.norm_type, rank))
+            first += count
         self._count(offsets, gradients=0)
         return self._put(observation, {key: self._moved(key, part, offsets[key]) for key, part in clean.items()})
 
@@ -194,10 +213,6 @@ class StatePerturbation:
         """Count from zero."""
         for tensor in self._totals.values():
             tensor.zero_()
-
-    def state_tensors(self) -> list[Tensor]:
-        """The counters themselves."""
-        return list(self._totals.values())
 
     def state_dict(self) -> dict[str, Any]:
         """Counters and the generator's state. Settings are not part of it."""
@@ -267,11 +282,11 @@ class StatePerturbation:
         offsets = random_offsets(clean, size, norm, rank, self.generator) * self._parts[key].scale
         return self._clip(key, clean, offsets)
 
-    def _plan(self, size: Size) -> tuple[int, Size]:
+    def _plan(self, size: Size, starts_anywhere: bool) -> tuple[int, Size]:
         """How many steps, and how long."""
         config = self.config
         if config.attack_method == "fgsm":
-            return 1, size
+            return 1, size * 2 if starts_anywhere else size
         in_proportion = config.attack_lr if config.epsilon == 0 else size * (config.attack_lr / config.epsilon)
         return config.attack_steps, in_proportion
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeAlias
 
 import torch
@@ -23,7 +24,7 @@ def norms(offsets: Tensor, norm: NormType, rank: int) -> Tensor:
         rank: How many axes one observation has, 0 to all.
     """
     flat = _flat(offsets, rank)
-    return flat.abs().amax(-1) if norm == "linf" else flat.norm(dim=-1)
+    return flat.abs().amax(-1) if norm == "linf" else _lengths(flat).squeeze(-1)
 
 
 def random_offsets(like: Tensor, size: Size, norm: NormType, rank: int, generator: torch.Generator) -> Tensor:
@@ -33,30 +34,30 @@ def random_offsets(like: Tensor, size: Size, norm: NormType, rank: int, generato
     # A direction, and a radius whose power is even: most of a ball is near its surface.
     normal = _flat(torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype), rank)
     radii = torch.rand(normal.shape[:-1], generator=generator, device=like.device, dtype=like.dtype)
-    lengths = radii.pow(1 / normal.shape[-1]) * _INSIDE / normal.norm(dim=-1).clamp_min(_tiny(like))
-    return (normal * lengths.unsqueeze(-1)).view(like.shape) * size
+    factors = radii.pow(1 / normal.shape[-1]).unsqueeze(-1) * _INSIDE / _lengths(normal)
+    return (normal * factors).view(like.shape) * size
 
 
 def steepest(gradient: Tensor, norm: NormType, rank: int) -> Tensor:
     """The step of length 1 in this norm that a gradient gains most by; none where it is zero."""
     if norm == "linf":
         return gradient.sign()
-    lengths = _flat(gradient, rank).norm(dim=-1, keepdim=True).clamp_min(_tiny(gradient))
-    return (_flat(gradient, rank) / lengths).view(gradient.shape)
+    flat = _flat(gradient, rank)
+    return (flat / _lengths(flat)).view(gradient.shape)
 
 
 def unit_scale(gradient: Tensor, rank: int) -> Tensor:
     """The gradient, brought to a root mean square of 1 for every observation."""
     flat = _flat(gradient, rank)
-    return (flat / flat.square().mean(-1, keepdim=True).sqrt().clamp_min(_tiny(gradient))).view(gradient.shape)
+    return (flat / _lengths(flat) * math.sqrt(flat.shape[-1])).view(gradient.shape)
 
 
 def project(offsets: Tensor, size: Size, norm: NormType, rank: int) -> Tensor:
     """The nearest offsets within the ball."""
     if norm == "linf":
         return offsets.clamp(-size, size)  # type: ignore[arg-type]
-    lengths = _flat(offsets, rank).norm(dim=-1, keepdim=True).clamp_min(_tiny(offsets))
-    return (_flat(offsets, rank) * (size * _INSIDE / lengths).clamp_max(1)).view(offsets.shape)
+    flat = _flat(offsets, rank)
+    return (flat * (size * _INSIDE / _lengths(flat)).clamp_max(1)).view(offsets.shape)
 
 
 def moved(clean: Tensor, offsets: Tensor) -> Tensor:
@@ -70,5 +71,7 @@ def _flat(part: Tensor, rank: int) -> Tensor:
     return part.flatten(-rank) if rank else part.unsqueeze(-1)
 
 
-def _tiny(part: Tensor) -> float:
-    return torch.finfo(part.dtype).tiny
+def _lengths(flat: Tensor) -> Tensor:
+    """Euclidean, ``[..., 1]``, and never 0."""
+    lengths: Tensor = torch.linalg.vector_norm(flat, dim=-1, keepdim=True)
+    return lengths.clamp_min(torch.finfo(flat.dtype).tiny)

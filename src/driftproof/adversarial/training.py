@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from driftproof._arguments import check_count, check_flag, check_number, check_option
 from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
+from driftproof.nn.distributions import Gaussian
 from driftproof.nn.policies import DistributionalPolicy, Evaluation, Observation, map_observation
 from driftproof.ppo import Cosine, Linear
+from driftproof.ppo.adversary import Adversary
 from driftproof.ppo.hyperparams import Hyperparameter, base_and_schedule
 from driftproof.ppo.losses import Number, mean
 from driftproof.ppo.manifest import storable
@@ -75,11 +77,10 @@ class SAPPOConfig:
         return SmoothnessAdversary(self, policy, seed)
 
 
-class SmoothnessAdversary:
+class SmoothnessAdversary(Adversary):
     """Finds where, near what an agent saw, its policy and its critics say something else, and what that costs.
 
-    It fills the agent's :class:`driftproof.ppo.adversary.Adversary`. Actor and critics are attacked one by one, each
-    at its own worst: no place is the worst for both.
+    Actor and critics are attacked one by one, each at its own worst: no place is the worst for both.
 
     Args:
         config: Settings, which it does not change.
@@ -98,10 +99,9 @@ class SmoothnessAdversary:
             device=policy.device,
             seed=seed,
         )
-        self.perturbs_with = [self.attack.generator]
         self.updates = 0
         """How many have begun."""
-        self.is_active = False
+        self._is_active = False
         self.epsilon = torch.zeros((), device=policy.device)
         self.coefficient = torch.zeros((), device=policy.device)
         self._fickle = [module for module in policy.modules() if isinstance(module, _FICKLE)]
@@ -110,8 +110,8 @@ class SmoothnessAdversary:
         config, epsilon = self.config, self.config.perturbation.epsilon
         base, factor = base_and_schedule("epsilon", epsilon)
         if config.epsilon_schedule != "constant":
-            kind = {"linear": Linear, "cosine": Cosine}[config.epsilon_schedule]
-            base, factor = base_and_schedule("epsilon", kind(epsilon, config.epsilon_final))
+            schedule = Linear if config.epsilon_schedule == "linear" else Cosine
+            base, factor = base_and_schedule("epsilon", schedule(epsilon, config.epsilon_final))
         bounds = {"at_least": 0.0}
         return {
             "epsilon": Hyperparameter(base, bounds, schedule=factor, apply=_setter(self.epsilon)),
@@ -119,11 +119,11 @@ class SmoothnessAdversary:
         }
 
     def begin_update(self) -> None:
-        self.is_active = self.updates >= self.config.warmup_updates and self.config.adversarial_ratio > 0
+        self._is_active = self.updates >= self.config.warmup_updates and self.config.adversarial_ratio > 0
         self.updates += 1
 
     def share(self, sequences: int) -> int:
-        if not self.is_active:
+        if not self._is_active:
             return 0
         return max(1, round(self.config.adversarial_ratio * sequences))
 
@@ -147,9 +147,6 @@ class SmoothnessAdversary:
         share = torch.full_like(self.epsilon, count / sequences)
         return loss, [self.epsilon.clone(), share, robust_kl, value_smoothing, torch.stack(norms).mean()]
 
-    def state_tensors(self) -> list[Tensor]:
-        return self.attack.state_tensors()
-
     def state_dict(self) -> dict[str, Any]:
         """How many updates have begun, and the attack's counters and generator."""
         return {"updates": self.updates, "attack": self.attack.state_dict()}
@@ -170,20 +167,29 @@ class SmoothnessAdversary:
         """KL(clean‖attacked) with a gradient, and how far observations were moved."""
 
         def evaluate(observations: Observation) -> Tensor:
-            where = (part.state, part.attacked_segments, part.keep)
-            return self.policy.evaluate_actor(observations, *where).float()
+            parameters = self.policy.evaluate_actor(observations, part.state, part.attacked_segments)
+            return self._with_fixed_spread(parameters.float())
 
-        if self._fickle:
-            clean = evaluate(part.observations)
+        clean = evaluate(part.observations) if self._fickle else self._with_fixed_spread(clean)
         return self._term(part, clean, evaluate, self.policy.distribution.kl)
+
+    def _with_fixed_spread(self, parameters: Tensor) -> Tensor:
+        """Without the gradient of what no observation changes.
+
+        A Gaussian policy would lower the divergence by acting more at random, which defends nothing.
+        """
+        distribution = self.policy.distribution
+        if not isinstance(distribution, Gaussian):
+            return parameters
+        return torch.cat((parameters[..., : distribution.dim], parameters[..., distribution.dim :].detach()), -1)
 
     def _value_term(self, part: Minibatch, clean: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """How far the critics' predictions move, with a gradient, and how far observations did."""
         heads = self.policy.heads
 
         def evaluate(observations: Observation) -> Tensor:
-            where = (part.state, part.attacked_segments, part.keep)
-            return torch.stack([p.float() for p in self.policy.evaluate_critics(observations, *where)])
+            predictions = self.policy.evaluate_critics(observations, part.state, part.attacked_segments)
+            return torch.stack([prediction.float() for prediction in predictions])
 
         def difference(one: Tensor, other: Tensor) -> Tensor:
             pairs = zip(heads, one, other, strict=True)
@@ -229,7 +235,6 @@ def _first(batch: Minibatch, count: int) -> Minibatch:
         observations=map_observation(batch.observations, lambda part: part[:, :count]),
         valid=None if batch.valid is None else batch.valid[:, :count],
         state=batch.state.rows(slice(count)),
-        keep=None if batch.keep is None else batch.keep[:, :count],
     )
 
 

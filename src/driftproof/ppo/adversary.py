@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from driftproof.nn.policies import DistributionalPolicy, Evaluation
@@ -19,13 +18,9 @@ class Adversary(Protocol):
 
     Attributes:
         names: Of the numbers that :meth:`loss` tells, logged as ``adversarial/...``, averaged over the update.
-        is_active: Whether minibatches of this update are attacked.
-        perturbs_with: Random generators that a captured step draws from.
     """
 
     names: Sequence[str]
-    is_active: bool
-    perturbs_with: Sequence[torch.Generator]
 
     def hyperparameters(self) -> Mapping[str, Hyperparameter]:
         """Numbers that may change while training, by names that the agent puts ``adversary.`` before."""
@@ -44,9 +39,6 @@ class Adversary(Protocol):
             clean: What the policy says of them now, with a graph.
             vf_coef: Weight of critics in the loss.
         """
-
-    def state_tensors(self) -> Sequence[Tensor]:
-        """What :meth:`loss` changes."""
 
     def state_dict(self) -> dict[str, Any]:
         """Counters and generators."""

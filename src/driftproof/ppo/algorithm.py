@@ -127,7 +127,8 @@ class DistributionalPPO(Persistent):
         ent_boost_below: Explained variance that counts as bad; ``None``: 0.
         ent_boost_cap: The most that a boost leads to.
         return_scale_decay: Memory of the running scale of returns, per update.
-        adversarial: Train against perturbed observations: :class:`driftproof.adversarial.SAPPOConfig`.
+        adversarial: Train against perturbed observations: :class:`driftproof.adversarial.SAPPOConfig`. Not with
+            ``cuda_graph``.
         skip_limit: Minibatches in a row with a loss or gradient that is not finite, until training stops.
         cuda_graph: Capture the optimizer step in a CUDA graph.
         mixed_precision: Networks in bfloat16, on CUDA.
@@ -350,10 +351,8 @@ class DistributionalPPO(Persistent):
             self.register(name, component)
 
     def _captured_settings(self) -> dict[str, float]:
-        """What a captured step does not read from tensors: some hyper-parameters, and whether it is attacked."""
-        owners = ("optimizer.", "vgs.")
-        settings = {name: value for name, value in self.hyperparams.items() if name.startswith(owners)}
-        return settings | {"is_attacked": self.adversary is not None and self.adversary.is_active}
+        """Hyper-parameters that a captured step does not read from tensors."""
+        return {name: value for name, value in self.hyperparams.items() if "." in name}
 
     def _make_step(self) -> OptimizerStep:
         def autocast() -> contextlib.AbstractContextManager[object]:

@@ -217,6 +217,8 @@ def _check_combinations(agent: DistributionalPPO) -> None:
     if agent.vgs_kwargs and not agent.variance_gradient_scaling:
         raise ValueError("vgs_kwargs are given, but variance_gradient_scaling is off")
     check_keywords("vgs_kwargs", agent.vgs_kwargs, [VarianceGradientScaler], taken=("parameters",))
+    if agent.adversarial is not None and agent.cuda_graph:
+        raise ValueError("cuda_graph=True does not capture attacks: leave out cuda_graph, or adversarial")
     check_device(agent)
 
 
