@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from driftproof.pbt.work import Row
+import numpy as np
+
 from driftproof.report.charts import Trace, band, colour, line, shading
 from driftproof.report.runs import Run
-from driftproof.report.series import phases, spread, together
+from driftproof.report.series import Life, spread, together
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,12 @@ class Bundle:
     name: str
     colour: str
     runs: list[Run]
-    lives: list[list[Row]]
+    lives: list[Life]
+
+    @classmethod
+    def of(cls, run: Run) -> Bundle:
+        """A run by itself."""
+        return cls(run.name, colour(0), [run], list(run.members.values()))
 
 
 def bundled(runs: Sequence[Run]) -> list[Bundle]:
@@ -45,30 +51,41 @@ def bundled(runs: Sequence[Run]) -> list[Bundle]:
     result = []
     for i, group in enumerate(groups.values()):
         name = group[0].name if len(group) == 1 else f"{len(group)} runs: {', '.join(run.name for run in group)}"
-        result.append(Bundle(name, colour(i), group, [rows for run in group for rows in run.members.values()]))
+        result.append(Bundle(name, colour(i), group, [life for run in group for life in run.members.values()]))
     return result
 
 
-def curves(bundles: Sequence[Bundle], metric: str, sign: int = 1) -> list[Trace]:
-    """A line for each bundle that has the metric: the median of its lives, and a band, the middle 80 % of them."""
+def curves(bundles: Sequence[Bundle], metric: str, sign: int = 1, is_flag: bool = False) -> list[Trace]:
+    """A line for each bundle that has the metric: the median of its lives, and a band, the middle 80 % of them.
+
+    Of a flag, the share of lives that have it.
+    """
     traces: list[Trace] = []
     for bundle in bundles:
         steps, values = together(bundle.lives, metric)
         if not len(steps):
             continue
         low, middle, high = spread(sign * values)
+        if is_flag:
+            middle = np.nan_to_num(values).sum(0) / np.maximum(np.isfinite(values).sum(0), 1)
         group = {"legendgroup": bundle.colour, "showlegend": len(bundles) > 1}
-        if len(bundle.lives) > 1:
+        if len(bundle.lives) > 1 and not is_flag:
             traces += band(steps, low, high, bundle.colour, legendgroup=bundle.colour)
         traces.append(line(steps, middle, bundle.name, bundle.colour, **group))
     return traces
 
 
+def titled(title: str, run: Run, bundles: Sequence[Bundle]) -> str:
+    """The title of something of one run, with its name if there are others."""
+    return f"{title}: {run.name}" if sum(len(bundle.runs) for bundle in bundles) > 1 else title
+
+
 def common_phases(bundles: Sequence[Bundle]) -> list[tuple[float, float]]:
     """Phases of the drift that all lives went through at the same steps; none if they differ."""
-    found = [phases(rows) for bundle in bundles for rows in bundle.lives]
+    found = [life.phases() for bundle in bundles for life in bundle.lives]
     longest = max(found, key=len, default=[])
-    return longest if all(other == longest[: len(other)] for other in found) else []
+    # Some may have gone less far than others.
+    return longest if all(other and other == longest[: len(other)] for other in found) else []
 
 
 def shaded(bundles: Sequence[Bundle], *, numbered: bool = False) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from driftproof.report.series import Array, plain, thin
 
@@ -21,6 +22,11 @@ Trace: TypeAlias = dict[str, Any]
 
 RUN_COLOURS = 8
 """How many there are; runs beyond share them."""
+STEPS = {"tickformat": "~s"}
+"""A horizontal axis, which the page says counts steps."""
+TITLED_STEPS = {**STEPS, "title": {"text": "environment steps"}}
+SHARE = {"tickformat": ".0%", "range": [-0.03, 1.03]}
+LOG = {"type": "log", "dtick": 1, "tickformat": "~g"}
 _LABEL = 48
 """Characters of a name in a chart."""
 _MOST_SHADED = 60
@@ -38,7 +44,7 @@ class Chart:
         data: Traces.
         layout: Beyond what all figures have in common.
         height: In pixels.
-        wide: Whether it takes the whole width of the page.
+        span: How many columns of the page it takes; 0: all.
         choices: Names to choose from, if only some traces are drawn at a time.
         chosen_by: For every trace, with which choice it is drawn; ``None``: always. Empty without choices.
     """
@@ -48,7 +54,7 @@ class Chart:
     data: list[Trace]
     layout: dict[str, Any] = field(default_factory=dict)
     height: int = 280
-    wide: bool = False
+    span: int = 1
     choices: list[str] = field(default_factory=list)
     chosen_by: list[int | None] = field(default_factory=list)
 
@@ -64,14 +70,23 @@ class Chart:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of plain text; the first column names, the others count."""
+    """Rows of plain text.
+
+    Attributes:
+        title: What it shows.
+        head: Names of columns.
+        rows: Cells, of one or more lines. The first column names; the others are numbers.
+        caption: How to read it.
+        is_text: Whether all columns are text.
+        span: How many columns of the page it takes; 0: all.
+    """
 
     title: str
     head: list[str]
     rows: list[list[str]]
     caption: str = ""
-    texts: int = 1
-    """How many columns are text, aligned at the left."""
+    is_text: bool = False
+    span: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,12 +99,21 @@ class Text:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page under one heading."""
+    """A part of the page under one heading.
+
+    Attributes:
+        title: The heading.
+        lead: What it is about.
+        parts: What is in it.
+        notes: Below.
+        columns: Of charts, where the page is wide; 0: as they fit.
+    """
 
     title: str
     lead: str
     parts: list[Chart | Table | Text]
     notes: list[str] = field(default_factory=list)
+    columns: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,7 +127,9 @@ class Absent:
 def label(text: str) -> str:
     """Text of others as plotly draws it as it is: none of it is taken for markup."""
     printable = "".join(c if c.isprintable() else "�" for c in text)
-    return html.escape(printable if len(printable) <= _LABEL else f"{printable[: _LABEL - 1]}…", quote=False)
+    short = printable if len(printable) <= _LABEL else f"{printable[: _LABEL - 1]}…"
+    # Between dollars plotly expects a formula.
+    return html.escape(short, quote=False).replace("$", "&#36;")
 
 
 def colour(index: int) -> str:
@@ -128,7 +154,7 @@ def line(x: Array, y: Array, name: str, colour: str, **more: Any) -> Trace:
     }
 
 
-def band(x: Array, low: Array, high: Array, colour: str, **more: Any) -> list[Trace]:
+def band(x: Array, low: Array, high: Array, colour: str, opacity: float = 0.18, **more: Any) -> list[Trace]:
     """What lies between two lines, as two traces."""
     known = np.isfinite(low) & np.isfinite(high)
     edges = [thin(x[known], edge[known]) for edge in (low, high)]
@@ -141,7 +167,7 @@ def band(x: Array, low: Array, high: Array, colour: str, **more: Any) -> list[Tr
             "line": {"width": 0, "color": colour},
             "hoverinfo": "skip",
             "showlegend": False,
-            **({"fill": "tonexty", "fillcolor": f"{colour}/0.18"} if i else {}),
+            **({"fill": "tonexty", "fillcolor": f"{colour}/{opacity}"} if i else {}),
             **more,
         }
         for i, (edge_x, edge_y) in enumerate(edges)
@@ -170,16 +196,24 @@ def shading(phases: Sequence[tuple[float, float]], end: float, *, numbered: bool
                     "layer": "below",
                 }
             )
-        place = {"x": (start + stop) / 2, "y": 1, "xref": "x", "yref": "paper", "yanchor": "bottom", "showarrow": False}
+        place = {"x": (start + stop) / 2, "y": 1, "xref": "x", "yref": "paper", "yanchor": "top", "showarrow": False}
         numbers.append({**place, "text": f"{phases[i][1]:g}", "font": {"size": 11, "color": "@muted"}})
     shown = numbers if numbered and len(phases) <= _MOST_NUMBERED else []
     return {"shapes": shapes, "annotations": shown}
 
 
-def number(x: float | None) -> str:
-    """For people: four digits, or all of a whole number."""
+def spans_decades(values: npt.ArrayLike) -> bool:
+    """Whether a logarithmic axis shows these better."""
+    low, high = float(np.min(values)), float(np.max(values))
+    return low > 0 and high > 20 * low
+
+
+def number(x: float | None, digits: int = 4) -> str:
+    """For people: so many digits, or all of a whole number."""
     if x is None or not np.isfinite(x):
         return "–"
     if float(x).is_integer() and abs(x) < 1e15:
         return f"{int(x):,}"
-    return f"{x:,.4g}" if 1e-4 <= abs(x) < 1e6 else f"{x:.3e}"
+    if abs(x) >= 10**digits:
+        return f"{x:,.0f}"
+    return f"{x:.{digits}g}"

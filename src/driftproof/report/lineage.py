@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 
 from driftproof.pbt import Event
-from driftproof.report.charts import Chart, Trace, label, number
+from driftproof.report.charts import TITLED_STEPS, Chart, Trace, label, number, spans_decades
 from driftproof.report.runs import RETURN, Run
-from driftproof.report.series import column, plain
+from driftproof.report.series import plain
 
 _CELLS = 240
 """Of one member's lane, at most."""
 _LANE = 18
-"""Pixels."""
+"""Pixels of a lane among many."""
+_BROAD_LANE = 28
+"""Pixels of one among few."""
 _CURVE = 16
 """Points of a curve from one lane to another."""
 _LABELS = 64
@@ -49,7 +51,8 @@ def takeovers(events: Sequence[Event]) -> list[Event]:
 
 def descent(taken: Sequence[Event], member: int, end: int) -> list[Stay]:
     """Whose parameters a member has in the end, oldest first: through whom they came, and from when to when."""
-    stays, until, before = [], end, len(taken)
+    stays: list[Stay] = []
+    until, before = end, len(taken)
     while True:
         # What a donor gave is what it had before it took over anything at that same update.
         mine = [i for i in range(before) if taken[i].member == member and (taken[i].step < until or not stays)]
@@ -70,7 +73,7 @@ def order(run: Run, taken: Sequence[Event]) -> list[int]:
     return sorted(paths, key=lambda m: (family[paths[m][0]], paths[m]))
 
 
-def lineage(run: Run, title: str, wide: bool) -> Chart:
+def lineage(run: Run, title: str, span: int) -> Chart:
     """The picture: a lane for each member, coloured by how well it does, and a curve for each take-over."""
     taken = takeovers(run.events)
     members = order(run, taken)
@@ -81,7 +84,7 @@ def lineage(run: Run, title: str, wide: bool) -> Chart:
     for name in _searched(run):
         values = _hyperparams(run, members, name, cells.edges)
         if np.isfinite(values).any():
-            data.append(cells.trace(name, name, values, log=_is_log(values)))
+            data.append(cells.trace(name, name, values, log=spans_decades(values[np.isfinite(values)])))
             choices.append(name)
     if not np.isfinite(_returns(run, members, cells.edges)).any() and len(data) > 1:
         data, choices = data[1:], choices[1:]
@@ -89,12 +92,12 @@ def lineage(run: Run, title: str, wide: bool) -> Chart:
     rest = [*_curves(run, taken, lanes), *_best_path(run, taken, lanes), *_marks(run, taken, lanes)]
     layout = _layout(members, len(choices))
     caption = (
-        "A lane for each member; families are neighbours, the best one's on top. A curve begins where a member gave its "
-        f"parameters and ends where another took over. Orange: how the parameters of member {run.best}, the best in the "
-        "end, came about."
+        "A lane for each member; families are neighbours, the best one's on top. A curve begins where a member gave "
+        "its parameters and ends where another took over. Orange: how the parameters of member "
+        f"{run.best}, the best in the end, came about."
     )
-    height = _LANE * max(len(members), 6) + 130
-    return Chart(title, caption, [*data, *rest], layout, height, wide, choices, [*chosen_by, *[None] * len(rest)])
+    height = (_LANE if len(members) > 12 else _BROAD_LANE) * max(len(members), 4) + 130
+    return Chart(title, caption, [*data, *rest], layout, height, span, choices, [*chosen_by, *[None] * len(rest)])
 
 
 class _Cells:
@@ -144,7 +147,7 @@ def _returns(run: Run, members: Sequence[int], edges: Any) -> Any:
     """Mean returns in each cell ``[lanes, cells]``; NaN where none was logged."""
     result = np.full((len(members), len(edges) - 1), math.nan)
     for row, member in zip(result, members, strict=True):
-        steps, values = column(run.members[member], RETURN)
+        steps, values = run.members[member].column(RETURN)
         steps, values = steps[np.isfinite(values)], values[np.isfinite(values)]
         # A row of metrics is what an agent had measured by its step.
         place = np.clip(np.searchsorted(edges, steps, side="left") - 1, 0, len(row) - 1)
@@ -175,13 +178,8 @@ def _searched(run: Run) -> list[str]:
     return sorted({name for event in run.events for name in event.hyperparams})
 
 
-def _is_log(values: Any) -> bool:
-    finite = values[np.isfinite(values)]
-    return bool(len(finite) and finite.min() > 0 and finite.max() > 20 * finite.min())
-
-
 def _updates(run: Run, member: int) -> int:
-    return int(run.members[member][-1]["step"]) // run.steps_per_update
+    return run.members[member].end // run.steps_per_update
 
 
 def _curves(run: Run, taken: Sequence[Event], lanes: dict[int, int]) -> list[Trace]:
@@ -293,7 +291,7 @@ def _layout(members: Sequence[int], choices: int) -> dict[str, Any]:
     return {
         "margin": {"t": 76},
         "hovermode": "closest",
-        "xaxis": {"title": {"text": "environment steps"}, "tickformat": "~s", "showgrid": False, "zeroline": False},
+        "xaxis": {**TITLED_STEPS, "showgrid": False, "zeroline": False},
         "yaxis": {
             "title": {"text": "member"},
             "autorange": False,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from driftproof.report.bundles import Bundle
+from driftproof.report.bundles import Bundle, titled
 from driftproof.report.charts import Absent, Chart, Section, Table, Text, Trace, band, colour, label, line, number
 from driftproof.report.runs import Run, Score
 from driftproof.report.series import plain
@@ -24,11 +24,10 @@ def evaluation(bundles: Sequence[Bundle]) -> Section | Absent:
     found = [(run, bundle.colour) for bundle in bundles for run in bundle.runs if run.evaluation]
     if not found:
         return Absent(title, "no run was evaluated (evaluation.json)")
-    several = len(bundles) > 1 or len(found) > 1
     rows = []
     for run, own in found:
         for i, score in enumerate(run.evaluation):
-            name = f"{run.name}: {score.name}" if several else score.name
+            name = titled(score.name, run, bundles)
             rows.append((name, score, own if i == 0 else "@muted"))
     data = [trace for place, (_, score, own) in enumerate(rows) for trace in _row(place, score, own)]
     axis = {"tickvals": list(range(len(rows))), "ticktext": [label(name) for name, _, _ in rows]}
@@ -38,11 +37,12 @@ def evaluation(bundles: Sequence[Bundle]) -> Section | Absent:
         "yaxis": {**axis, "range": [len(rows) - 0.4, -0.6], "showgrid": False, "zeroline": False},
     }
     caption = "Large point: mean; bar: its interval; small points: episodes."
-    chart = Chart("Return against baselines", caption, data, layout, _ROW * len(rows) + 90, True)
+    chart = Chart("Return against baselines", caption, data, layout, _ROW * len(rows) + 90, span=2)
     table = Table(
         "In numbers",
         ["who", "return", "interval", "episodes"],
         [[name, number(s.mean), _interval(s), number(s.episodes)] for name, s, _ in rows],
+        span=1,
     )
     return Section(title, "How well the agent does when it only plays, next to simple ways to play.", [chart, table])
 
@@ -54,10 +54,11 @@ def robustness(bundles: Sequence[Bundle]) -> Section | Absent:
     training = adversarial(bundles)
     if not runs and not training:
         return Absent(title, "no run was evaluated under attack (attacks.json)")
-    several = sum(len(bundle.runs) for bundle in bundles) > 1
-    parts: list[Chart | Table | Text] = [_attack_chart(run, several) for run in runs]
-    parts += [_attack_table(run, several) for run in runs]
-    return Section(title, "How the agent does when what it sees is moved.", [*parts, *training])
+    parts: list[Chart | Table | Text] = []
+    for run in runs:
+        parts += [_attack_chart(run, bundles), _attack_table(run, bundles)]
+    columns = 2 if runs else 0
+    return Section(title, "How the agent does when what it sees is moved.", [*parts, *training], columns=columns)
 
 
 def _row(place: int, score: Score, own: str) -> list[Trace]:
@@ -96,7 +97,7 @@ def _row(place: int, score: Score, own: str) -> list[Trace]:
     return [episodes, mean] if len(shown) else [mean]
 
 
-def _attack_chart(run: Run, several: bool) -> Chart:
+def _attack_chart(run: Run, bundles: Sequence[Bundle]) -> Chart:
     clean = [score for score in run.attacks if score.epsilon == 0]
     names = list(dict.fromkeys(score.name for score in run.attacks if score.epsilon > 0))
     data: list[Trace] = []
@@ -112,25 +113,22 @@ def _attack_chart(run: Run, several: bool) -> Chart:
         level = np.full(2, clean[0].mean)
         data.append(line(np.array([0.0, far]), level, "clean", "@ink", width=1, dash="dot"))
     layout = {"xaxis": {"title": {"text": "radius of the attack, ε"}}, "showlegend": True}
-    title = f"Return under attack: {run.name}" if several else "Return under attack"
+    title = titled("Return under attack", run, bundles)
     return Chart(title, "Line: mean return; band: its interval; dotted: nobody attacks.", data, layout, 340)
 
 
-def _attack_table(run: Run, several: bool) -> Table:
-    clean = next((score for score in run.attacks if score.epsilon == 0), None)
-    rows = [
-        [s.name, number(s.epsilon), number(s.mean), _interval(s), _change(s, clean), number(s.episodes)]
-        for s in run.attacks
-    ]
-    head = ["attack", "ε", "return", "interval", "against clean", "episodes"]
-    return Table(f"Attacks: {run.name}" if several else "Attacks", head, rows)
-
-
-def _change(score: Score, clean: Score | None) -> str:
-    if clean is None or score is clean or clean.mean == 0:
-        return "–"
-    return f"{(score.mean - clean.mean) / abs(clean.mean):+.0%}".replace("-", "−")
+def _attack_table(run: Run, bundles: Sequence[Bundle]) -> Table:
+    """A row for each attack, a column for each radius."""
+    radii = sorted({score.epsilon for score in run.attacks})
+    by_place = {(score.name, score.epsilon): score for score in run.attacks}
+    rows = []
+    for name in dict.fromkeys(score.name for score in run.attacks):
+        scores = [by_place.get((name, radius)) for radius in radii]
+        rows.append([name, *("" if s is None else f"{number(s.mean)}\n{_interval(s)}" for s in scores)])
+    caption = "Mean return and its interval, for each radius ε."
+    head = ["attack", *(f"ε = {number(radius)}" for radius in radii)]
+    return Table(titled("Attacks", run, bundles), head, rows, caption, span=1)
 
 
 def _interval(score: Score) -> str:
-    return "–" if score.low == score.high == score.mean else f"{number(score.low)} to {number(score.high)}"
+    return "–" if score.low == score.high == score.mean else f"{number(score.low, 3)} to {number(score.high, 3)}"

@@ -44,7 +44,7 @@
   function layout(figure, narrow) {
     const axis = {
       color: variable("muted"), gridcolor: variable("grid"), zerolinecolor: variable("grid"), automargin: true,
-      title: { standoff: 8, font: { size: 12 } }, tickfont: { size: 11 }, nticks: narrow ? 5 : 8, exponentformat: "power",
+      title: { standoff: 8, font: { size: 12 } }, tickfont: { size: 11 }, nticks: narrow ? 5 : 8, exponentformat: "e",
     };
     const base = {
       autosize: true,
@@ -52,8 +52,8 @@
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: variable("ink") },
       hoverlabel: { bgcolor: variable("surface"), bordercolor: variable("rule"), font: { color: variable("ink") } },
       hovermode: "x unified",
-      legend: { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", font: { size: 12 } },
-      margin: { l: 48, r: narrow ? 8 : 16, t: 24, b: 40 },
+      legend: { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", font: { size: 12 }, bgcolor: "rgba(0,0,0,0)" },
+      margin: { l: 44, r: narrow ? 8 : 14, t: 8, b: 28 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       showlegend: figure.data.some((trace) => trace.showlegend),
       xaxis: axis, yaxis: axis,
@@ -68,7 +68,9 @@
       const by = figure.chosenBy[i] ?? null;
       return { ...coloured(trace), visible: by === null || by === choice };
     });
-    const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+    // Only these buttons: plotly has one that sends the chart to its makers.
+    const buttons = [["toImage", "zoom2d", "pan2d", "resetScale2d"]];
+    const config = { responsive: true, displaylogo: false, displayModeBar: touch.matches ? false : "hover", modeBarButtons: buttons };
     return Plotly.react(chart, data, layout(figure, chart.clientWidth < 480), config);
   }
 

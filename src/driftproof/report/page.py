@@ -16,6 +16,8 @@ from driftproof import __version__
 from driftproof.report.charts import Absent, Chart, Section, Table, Text
 from driftproof.report.summary import Card
 
+_SPANS = {0: "wide", 1: "", 2: "broad"}
+
 
 def render(cards: Sequence[Card], sections: Sequence[Section | Absent], notes: Sequence[str]) -> str:
     """The whole file.
@@ -51,9 +53,10 @@ def render(cards: Sequence[Card], sections: Sequence[Section | Absent], notes: S
 <p class="brand">driftproof report</p>
 <h1>{escape(names) if len(cards) == 1 else f"{len(cards)} runs"}</h1>
 <div class="cards">
-{"".join(map(_card, cards))}
+{"".join(_card(card, is_alone=len(cards) == 1) for card in cards)}
 </div>
 <nav aria-label="Sections">{"".join(f'<a href="#{_slug(s.title)}">{escape(s.title)}</a>' for s in present)}</nav>
+<p class="note">Horizontal axes count the environment steps of one agent, unless they say otherwise.</p>
 </header>
 <main>
 <noscript><p class="note">The charts need JavaScript, which is in this file.</p></noscript>
@@ -71,13 +74,14 @@ def render(cards: Sequence[Card], sections: Sequence[Section | Absent], notes: S
 """
 
 
-def _card(card: Card) -> str:
+def _card(card: Card, is_alone: bool) -> str:
     facts = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(word)}</small></dd></div>"
         for name, value, word in card.facts
     )
     dot = f'<span class="dot" style="background:var(--{card.colour.removeprefix("@")})"></span>'
-    return f'<section class="card"><h2>{dot}{escape(card.name)}</h2><dl>{facts}</dl></section>'
+    title = "" if is_alone else f"<h2>{dot}{escape(card.name)}</h2>"
+    return f'<section class="card">{title}<dl>{facts}</dl></section>'
 
 
 def _section(section: Section, figures: list[Chart]) -> str:
@@ -89,10 +93,22 @@ def _section(section: Section, figures: list[Chart]) -> str:
         else:
             parts.append(_table(part) if isinstance(part, Table) else _text(part))
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in section.notes)
+    columns = section.columns or _columns(section)
     return (
-        f'<section id="{_slug(section.title)}"><h2>{escape(section.title)}</h2><p class="lead">{escape(section.lead)}</p>'
-        f'<div class="grid">{"".join(parts)}</div>{notes}</section>'
+        f'<section id="{_slug(section.title)}"><h2>{escape(section.title)}</h2>'
+        f'<p class="lead">{escape(section.lead)}</p>'
+        f'<div class="grid" style="--columns:{columns}">{"".join(parts)}</div>{notes}</section>'
     )
+
+
+def _columns(section: Section) -> int:
+    """Three, unless another number leaves fewer places empty."""
+    if any(isinstance(part, Chart) and part.span == 2 for part in section.parts):
+        return 3
+    charts = sum(isinstance(part, Chart) and part.span == 1 for part in section.parts)
+    if charts in (2, 4):
+        return 2
+    return 4 if charts > 6 and -charts % 4 < -charts % 3 else 3
 
 
 def _chart(chart: Chart, index: int) -> str:
@@ -101,10 +117,10 @@ def _chart(chart: Chart, index: int) -> str:
         options = "".join(f'<option value="{i}">{escape(name)}</option>' for i, name in enumerate(chart.choices))
         choice = f'<label>Show <select data-for="{index}">{options}</select></label>'
     return (
-        f'<figure class="panel{" wide" if chart.wide else ""}"><figcaption><h3>{escape(chart.title)}</h3>'
+        f'<figure class="panel {_SPANS[chart.span]}"><figcaption><h3>{escape(chart.title)}</h3>'
         f"<p>{escape(chart.caption)}</p>{choice}</figcaption>"
         f'<div class="chart" data-figure="{index}" role="img" aria-label="{escape(chart.title)}" '
-        f'style="height:{chart.height}px"></div></figure>'
+        f'style="--height:{chart.height}px"></div></figure>'
     )
 
 
@@ -112,10 +128,10 @@ def _table(table: Table) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.head)
     rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
     caption = f"<p>{escape(table.caption)}</p>" if table.caption else ""
-    kind = "texts" if table.texts == len(table.head) else ""
     return (
-        f'<div class="panel wide"><h3>{escape(table.title)}</h3>{caption}<div class="scroll" tabindex="0">'
-        f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></div>'
+        f'<div class="panel {_SPANS[table.span]}"><h3>{escape(table.title)}</h3>{caption}'
+        f'<div class="scroll" tabindex="0"><table class="{"texts" if table.is_text else "numbers"}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></div>"
     )
 
 

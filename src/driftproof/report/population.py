@@ -7,13 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from driftproof.report.bundles import Bundle
-from driftproof.report.charts import Absent, Chart, Section, Table, Text, Trace, label, line, number
+from driftproof.report.bundles import Bundle, titled
+from driftproof.report.charts import (
+    LOG,
+    SHARE,
+    STEPS,
+    Absent,
+    Chart,
+    Section,
+    Table,
+    Text,
+    Trace,
+    colour,
+    label,
+    line,
+    number,
+    spans_decades,
+)
 from driftproof.report.lineage import hyperparam_changes, lineage
 from driftproof.report.runs import Run
-from driftproof.report.series import column, plain
+from driftproof.report.series import plain
 from driftproof.report.signs import schedules
 
+_UPDATES = {"xaxis": {"tickformat": "~s", "title": {"text": "updates, all members together"}}}
+_DIVERSITY = "population/diversity/"
 _MOST_FAILURES = 30
 
 
@@ -24,145 +41,143 @@ def population(bundles: Sequence[Bundle]) -> Section | Absent:
     if not found:
         return Absent(title, "no run has records of a population (population.json)")
     parts: list[Chart | Table | Text] = []
-    several = len(bundles) > 1
-    parts += [lineage(run, f"Lineage: {run.name}" if several else "Lineage", len(found) == 1) for run, _ in found]
-    for metric, heading, caption in (
-        ("population/best_performance", "Best and mean performance", "Line: the best member's; dotted: the mean."),
-        (
-            "population/exploit_success_rate",
-            "Take-overs that helped",
-            "Share after which the member did better than before.",
-        ),
-        ("population/diversity/performance", "Diversity of performance", "Standard deviation over members."),
-    ):
-        if chart := _chart(found, metric, heading, caption):
-            parts.append(chart)
-    parts += _diversity(found)
-    parts += [table for run, _ in found if (table := _failures(run, several))]
-    return Section(title, "Members train side by side; those that do badly take over from those that do well.", parts)
+    parts += [lineage(run, titled("Lineage", run, bundles), 0 if len(found) == 1 else 1) for run, _ in found]
+    parts += _course(
+        found,
+        "Performance",
+        "Line: of the best member; dotted: the mean of all.",
+        "population/best_performance",
+        "population/mean_performance",
+    )
+    parts += _course(
+        found,
+        "Take-overs that helped",
+        "Share, so far, after which the member did better than before.",
+        "population/exploit_success_rate",
+        axis=SHARE,
+    )
+    parts += _course(found, "Diversity of performance", "Standard deviation over members.", f"{_DIVERSITY}performance")
+    parts += [chart for run, _ in found for chart in _diversity(run, bundles)]
+    parts += [table for run, _ in found for table in _failures(run, bundles)]
+    lead = "Members train side by side; those that do badly take over from those that do well."
+    return Section(title, lead, parts, columns=min(len(found), 4) if len(found) > 1 else 0)
 
 
 def hyperparams(bundles: Sequence[Bundle]) -> Section | Absent:
     """How hyper-parameters moved."""
     title = "Hyper-parameters"
     runs = [run for bundle in bundles for run in bundle.runs if run.events]
-    names = sorted({name for run in runs for event in run.events for name in event.hyperparams})
     parts: list[Chart | Table | Text] = []
-    for name in names:
-        having = [run for run in runs if any(name in event.hyperparams for event in run.events)]
-        whole = [value for run in having for event in run.events if _is_number(value := event.hyperparams.get(name))]
-        for run in having:
-            parts.append(_schedule(run, name, f"{name}: {run.name}" if len(bundles) > 1 else name, whole))
+    for name in sorted({name for run in runs for event in run.events for name in event.hyperparams}):
+        every = [event.hyperparams[name] for run in runs for event in run.events if name in event.hyperparams]
+        axis = _axis(every)
+        for run in runs:
+            if any(name in event.hyperparams for event in run.events):
+                parts.append(Chart(titled(name, run, bundles), "", _schedules(run, name), axis))
     parts += schedules(bundles)
     if not parts:
         return Absent(title, "none changed while agents trained")
-    lead = (
-        "What each member trained with, from its start or its latest take-over on." if runs else "Those that changed."
-    )
-    return Section(title, lead, parts)
+    lead = "What was in force."
+    if runs:
+        lead = (
+            "What members trained with: a line for each, the stronger the better it did in the end, and orange for the "
+            "best. A schedule, where there is one, multiplies these values."
+        )
+    return Section(title, lead, parts, columns=min(len(runs), 4) if len(runs) > 1 else 0)
 
 
-def _schedule(run: Run, name: str, title: str, whole: Sequence[float]) -> Chart:
-    """Steps of a hyper-parameter, a line for each member, on an axis for all runs."""
+def _schedules(run: Run, name: str) -> list[Trace]:
+    """A line for each member, the best one's on top."""
     rank = {member: i for i, member in enumerate(run.ranking)}
-    data: list[Trace] = []
-    for member in sorted(run.members, key=lambda member: -rank[member]):
+    traces = []
+    for member in reversed(run.ranking):
         updates, values = hyperparam_changes(run, member, name)
         if not updates:
             continue
         steps = [update * run.steps_per_update for update in updates]
-        end = run.members[member][-1]["step"]
         is_best = member == run.best
-        shade = 1 - rank[member] / max(len(rank) - 1, 1)
-        data.append(
+        strength = 1 - 0.7 * rank[member] / max(len(rank) - 1, 1)
+        traces.append(
             {
                 "type": "scatter",
                 "mode": "lines",
-                "x": plain([*steps, max(end, steps[-1])]),
+                "x": plain([*steps, max(run.members[member].end, steps[-1])]),
                 "y": [value if _is_number(value) else label(str(value)) for value in [*values, values[-1]]],
                 "name": f"member {member}",
                 "line": {
                     "shape": "hv",
                     "width": 3 if is_best else 1.5,
-                    "color": "@accent" if is_best else f"@scale:{shade:.3g}",
+                    "color": "@accent" if is_best else f"@scale:{strength:.3g}",
                 },
-                "hovertemplate": "%{y:.4g} from step %{x:,}",
+                "hovertemplate": "%{y:.4~g} from step %{x:,}",
                 "showlegend": False,
             }
         )
-    layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": "environment steps"}, "tickformat": "~s"},
-        "hovermode": "closest",
-    }
-    if whole:
-        low, high = min(whole), max(whole)
-        is_log = low > 0 and high > 20 * low
-        ends = np.log10([low, high]) if is_log else np.array([low, high], dtype=float)
-        margin = 0.06 * (ends[1] - ends[0]) or 0.5
-        layout["yaxis"] = {"type": "log" if is_log else "linear", "range": plain([ends[0] - margin, ends[1] + margin])}
-    caption = f"A line for each member, the stronger the better it did in the end; orange: member {run.best}, the best."
-    return Chart(title, caption, data, layout)
+    return traces
 
 
-def _chart(found: Sequence[tuple[Run, str]], metric: str, title: str, caption: str) -> Chart | None:
+def _axis(values: Sequence[Any]) -> dict[str, Any]:
+    """Of a hyper-parameter, the same for all runs."""
+    layout: dict[str, Any] = {"xaxis": STEPS, "hovermode": "closest"}
+    if all(_is_number(value) for value in values):
+        is_log = spans_decades(values)
+        low, high = np.log10([min(values), max(values)]) if is_log else (min(values), max(values))
+        room = 0.06 * (high - low) or 0.5
+        layout["yaxis"] = {**(LOG if is_log else {}), "range": plain([low - room, high + room])}
+    return layout
+
+
+def _course(
+    found: Sequence[tuple[Run, str]],
+    title: str,
+    caption: str,
+    metric: str,
+    dotted: str = "",
+    axis: dict[str, Any] | None = None,
+) -> list[Chart]:
+    """One or two metrics of populations, if there are any."""
     data = []
-    for run, colour in found:
-        x, y = column(run.population, metric)
-        if len(x):
-            data.append(line(x, y, run.name, colour, showlegend=len(found) > 1))
-        if metric == "population/best_performance":
-            x, y = column(run.population, "population/mean_performance")
+    for run, own in found:
+        for name, dash in ((metric, "solid"), (dotted, "dot")):
+            x, y = run.population.column(name)
             if len(x):
-                data.append(line(x, y, f"{run.name}: mean", colour, dash="dot", showlegend=False))
-    return Chart(title, caption, data, _UPDATES) if data else None
+                data.append(line(x, y, run.name, own, dash=dash, showlegend=len(found) > 1 and dash == "solid"))
+    return [Chart(title, caption, data, {**_UPDATES, "yaxis": axis or {}})] if data else []
 
 
-_UPDATES = {"xaxis": {"title": {"text": "updates, all members together"}, "tickformat": "~s"}}
-
-
-def _diversity(found: Sequence[tuple[Run, str]]) -> list[Chart]:
-    """Of hyper-parameters, a chart for each run."""
-    charts = []
-    prefix = "population/diversity/"
-    for run, _ in found:
-        names = sorted(
-            {name for row in run.population for name in row if name.startswith(prefix)} - {f"{prefix}performance"}
-        )
-        data = [
-            line(*column(run.population, name), name.removeprefix(prefix), f"@run{i % 8}")
-            for i, name in enumerate(names)
-        ]
-        if data:
-            title = "Diversity of hyper-parameters"
-            caption = "Standard deviation over members, in units of the range. Near 0, all train with the same."
-            charts.append(
-                Chart(
-                    f"{title}: {run.name}" if len(found) > 1 else title, caption, data, {**_UPDATES, "showlegend": True}
-                )
-            )
-    return charts
-
-
-def _failures(run: Run, several: bool) -> Table | None:
-    failed = [event for event in run.events if event.kind in ("restart", "replace", "undo")]
-    if not failed:
-        return None
-    what = {"restart": "began again", "replace": "was replaced", "undo": "kept its own parameters"}
-    rows = [
-        [str(e.member), number(e.step), what[e.kind], e.detail or f"a clone of member {e.donor}"]
-        for e in failed[-_MOST_FAILURES:]
+def _diversity(run: Run, bundles: Sequence[Bundle]) -> list[Chart]:
+    """Of hyper-parameters, a line for each."""
+    logged = {name for name in run.population.metrics if name.startswith(_DIVERSITY)}
+    names = sorted(logged - {f"{_DIVERSITY}performance"})
+    if not names:
+        return []
+    data = [
+        line(*run.population.column(name), name.removeprefix(_DIVERSITY), colour(i), showlegend=True)
+        for i, name in enumerate(names)
     ]
-    caption = (
-        f"{len(failed)} in all" + (f", the last {_MOST_FAILURES} of them" if len(failed) > _MOST_FAILURES else "") + "."
-    )
-    title = "Failures and restarts"
-    return Table(
-        f"{title}: {run.name}" if several else title,
-        ["member", "update", "what happened", "why"],
-        rows,
-        caption,
-        texts=0,
-    )
+    caption = "Standard deviation over members, in units of the range. Near 0, all train with the same."
+    return [Chart(titled("Diversity of hyper-parameters", run, bundles), caption, data, _UPDATES)]
+
+
+def _failures(run: Run, bundles: Sequence[Bundle]) -> list[Table]:
+    """What went wrong, what is alike in one row."""
+    said = {"restart": "began again", "replace": "was replaced", "undo": "kept its own parameters"}
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for event in run.events:
+        if event.kind in said:
+            why = event.detail or f"became a clone of member {event.donor}"
+            rows.setdefault((str(event.member), said[event.kind], why), []).append(number(event.step))
+    if not rows:
+        return []
+    last = list(rows.items())[-_MOST_FAILURES:]
+    cells = [[member, what, f"{len(steps)}×", _shortened(steps), why] for (member, what, why), steps in last]
+    head = ["member", "what happened", "how often", "at update", "why"]
+    caption = f"The last {_MOST_FAILURES} of {len(rows)} kinds." if len(rows) > _MOST_FAILURES else ""
+    return [Table(titled("Failures and restarts", run, bundles), head, cells, caption, is_text=True)]
+
+
+def _shortened(steps: Sequence[str]) -> str:
+    return ", ".join(steps if len(steps) <= 6 else [*steps[:3], "…", *steps[-2:]])
 
 
 def _is_number(value: Any) -> bool:

@@ -8,6 +8,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +18,7 @@ import yaml
 from driftproof.pbt import Event, read_events, read_metrics
 from driftproof.pbt.folder import RunFolder
 from driftproof.pbt.work import Row
+from driftproof.report.series import Life
 from driftproof.state import CheckpointError, inspect
 
 RETURN = "rollout/ep_rew_mean"
@@ -53,7 +56,7 @@ class Run:
     Attributes:
         name: Different from those of other runs in the report.
         path: Its folder.
-        members: What each logged, in the order of steps.
+        members: What each logged.
         population: What was logged of all together.
         events: What became of members.
         performance: How well members did at their last report, as the population judges; empty if nobody does.
@@ -68,8 +71,8 @@ class Run:
 
     name: str
     path: Path
-    members: dict[int, list[Row]]
-    population: list[Row] = field(default_factory=list)
+    members: dict[int, Life]
+    population: Life
     events: list[Event] = field(default_factory=list)
     performance: dict[int, float] = field(default_factory=dict)
     lower_is_better: bool = False
@@ -84,20 +87,20 @@ class Run:
     def is_population(self) -> bool:
         return len(self.members) > 1 or bool(self.events)
 
-    @property
+    @cached_property
     def metrics(self) -> set[str]:
         """Names of all that members logged."""
-        return {name for rows in self.members.values() for row in rows for name in row} - {"step"}
+        return {name for life in self.members.values() for name in life.metrics}
 
     @property
     def last_step(self) -> int:
         """Of the member that is farthest."""
-        return max(int(rows[-1]["step"]) for rows in self.members.values())
+        return max(life.end for life in self.members.values())
 
-    @property
+    @cached_property
     def ranking(self) -> list[int]:
         """Members, best first: as the population judged, else by their last return."""
-        scores = self.performance or {member: last(rows, RETURN) for member, rows in self.members.items()}
+        scores = self.performance or {member: life.last(RETURN) for member, life in self.members.items()}
         sign = 1 if self.lower_is_better else -1
 
         def key(member: int) -> tuple[bool, float, int]:
@@ -111,23 +114,18 @@ class Run:
         """The member that did best in the end."""
         return self.ranking[0]
 
-    @property
+    @cached_property
     def steps_per_update(self) -> int:
         """Steps of environments that a member takes for one update, from how far its counters moved."""
         moves: Counter[int] = Counter()
-        for rows in self.members.values():
-            counts = [(int(row["step"]), int(row["time/iterations"])) for row in rows if "time/iterations" in row]
-            for (step, count), (next_step, next_count) in zip([(0, 0), *counts], counts, strict=False):
+        for life in self.members.values():
+            counts = [(0.0, 0.0), *zip(*life.column("time/iterations"), strict=True)]
+            for (step, count), (next_step, next_count) in pairwise(counts):
                 if next_count > count:
-                    moves[(next_step - step) // (next_count - count)] += 1
+                    moves[round((next_step - step) / (next_count - count))] += 1
         if moves:
             return max(moves.most_common(1)[0][0], 1)
-        return max(math.gcd(*(int(row["step"]) for rows in self.members.values() for row in rows)), 1)
-
-
-def last(rows: Sequence[Mapping[str, float]], name: str) -> float:
-    """The last finite value of a metric; NaN if there is none."""
-    return next((row[name] for row in reversed(rows) if math.isfinite(row.get(name, math.nan))), math.nan)
+        return max(math.gcd(*(step for life in self.members.values() for step in life.steps)), 1)
 
 
 def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
@@ -160,7 +158,7 @@ def read_run(folder: Path, name: str) -> Run:
     population = metrics.pop(None, [])
     if not metrics:
         raise ValueError(f"{folder / 'metrics.jsonl'} has no metrics of an agent: the run has not done an update yet")
-    members = {member: metrics[member] for member in sorted(m for m in metrics if m is not None)}
+    members = {member: Life(metrics[member]) for member in sorted(m for m in metrics if m is not None)}
     is_population = (folder / "population_state.json").exists()
     state = RunFolder(folder).read_state() if is_population else {}
     config = _read(folder / "config.yaml", _config) or dict(state.get("config", {}))
@@ -170,7 +168,7 @@ def read_run(folder: Path, name: str) -> Run:
         name=name,
         path=folder,
         members=members,
-        population=population,
+        population=Life(population),
         events=read_events(folder / "population.json"),
         performance=_performance(state),
         lower_is_better=state.get("config", {}).get("metric_mode") == "min",
@@ -210,7 +208,7 @@ def _read(path: Path, parse: Callable[[str], T]) -> T | None:
         return parse(path.read_text())
     except KeyError as error:
         raise ValueError(f"{path} cannot be read: there is no {error}") from error
-    except (ValueError, TypeError, yaml.YAMLError) as error:
+    except (AttributeError, TypeError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 

@@ -36,7 +36,7 @@ def _differences(runs: Sequence[Run]) -> list[Table]:
     more = len(different) - _MOST_DIFFERENCES
     caption = f"And {more} more." if more > 0 else ""
     head = ["setting", *(run.name for run in known)]
-    return [Table("What differs", head, different[:_MOST_DIFFERENCES], caption, texts=len(head))]
+    return [Table("What differs", head, different[:_MOST_DIFFERENCES], caption, is_text=True)]
 
 
 def _versions(runs: Sequence[Run]) -> Table | None:
@@ -46,7 +46,7 @@ def _versions(runs: Sequence[Run]) -> Table | None:
     names = list(dict.fromkeys(name for run in known for name in run.versions))
     rows = [[name, *(run.versions.get(name, "–") for run in known)] for name in names]
     head = ["library", *(run.name for run in known)]
-    return Table("Versions", head, rows, "Of the libraries that wrote the newest checkpoint.", texts=len(head))
+    return Table("Versions", head, rows, "Of the libraries that wrote the newest checkpoint.", is_text=True)
 
 
 def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from driftproof.report.bundles import Bundle
 from driftproof.report.charts import number
 from driftproof.report.lineage import takeovers
-from driftproof.report.runs import RETURN, Run, last
-from driftproof.report.series import column
+from driftproof.report.runs import RETURN, Run
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def _facts(run: Run) -> list[tuple[str, str, str]]:
         facts.append(("Take-overs", number(len(taken)), _helped(run)))
     updates = run.last_step // run.steps_per_update
     facts.append(("Updates", number(updates), "of each member" if run.is_population else ""))
-    steps = sum(int(rows[-1]["step"]) for rows in run.members.values())
+    steps = sum(life.end for life in run.members.values())
     facts.append(("Steps", number(steps), "all members together" if run.is_population else ""))
     seconds = _seconds(run)
     if seconds is not None:
@@ -50,7 +50,7 @@ def _facts(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _best_return(run: Run) -> tuple[str, str, str]:
-    steps, values = column(run.members[run.best], RETURN)
+    steps, values = run.members[run.best].column(RETURN)
     finite = [(value, step) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
     if not finite:
         return ("Best return", "–", "no episode has ended")
@@ -58,13 +58,13 @@ def _best_return(run: Run) -> tuple[str, str, str]:
     whose = f"member {run.best}, " if run.is_population else ""
     return (
         "Best return" if run.is_population else "Return",
-        number(last(run.members[run.best], RETURN)),
+        number(run.members[run.best].last(RETURN)),
         f"{whose}peak {number(peak)} at step {number(step)}",
     )
 
 
 def _helped(run: Run) -> str:
-    rate = last(run.population, "population/exploit_success_rate")
+    rate = run.population.last("population/exploit_success_rate")
     return "" if math.isnan(rate) else f"{rate:.0%} helped"
 
 
@@ -72,16 +72,14 @@ def _seconds(run: Run) -> float | None:
     """How long an agent that trained alone took; a member's clock is not the population's."""
     if run.is_population:
         return None
-    (rows,) = run.members.values()
-    _, elapsed = column(rows, "time/time_elapsed")
+    (life,) = run.members.values()
+    _, elapsed = life.column("time/time_elapsed")
     # The clock begins anew when a training is resumed.
-    total = sum(before for before, after in zip(elapsed, [*elapsed[1:], 0.0], strict=True) if after < before)
+    total = sum(now for now, then in pairwise([*elapsed, 0.0]) if then < now)
     return float(total) if total > 0 else None
 
 
 def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from driftproof.report.bundles import bundled
 from driftproof.report.charts import Absent, Section
+from driftproof.report.learning import drift, learning
 from driftproof.report.outcomes import evaluation, robustness
 from driftproof.report.page import render
 from driftproof.report.population import hyperparams, population
@@ -19,9 +20,7 @@ from driftproof.report.signs import (
     POLICY,
     QUANTILES,
     UTILITIES,
-    drift,
     fans,
-    learning,
     others,
     signs,
 )
