@@ -56,6 +56,9 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     assert [run.name for run in read_runs(paths)] == ["a/run", "b/run"]
 
 
+EVENTS = '{"format": "driftproof population", "version": 1, "events": ['
+
+
 class TestDamage:
     def test_no_folders(self, tmp_path):
         with pytest.raises(ValueError, match="name at least one folder"):
@@ -112,6 +115,16 @@ class TestDamage:
             ("config.yaml", "a: [1", "config.yaml cannot be read"),
             ("config.yaml", "- 1", "config.yaml cannot be read: it is not a mapping"),
             ("population.json", "{}", "population.json is not a record of a population"),
+            (
+                "population.json",
+                f'{EVENTS} {{"kind": "start", "member": "a", "step": 0}}]}}',
+                "not an event of a population",
+            ),
+            (
+                "population.json",
+                f'{EVENTS} {{"kind": "undo", "member": 0, "step": 0, "mutated": 3}}]}}',
+                "not an event",
+            ),
             ("population_state.json", "{", "population_state.json cannot be read"),
             ("evaluation.json", "{", "evaluation.json cannot be read"),
             ("evaluation.json", "{}", "evaluation.json cannot be read: there is no 'mean'"),

@@ -69,9 +69,10 @@ def curves(bundles: Sequence[Bundle], metric: str, sign: int = 1, is_flag: bool 
         if is_flag:
             middle = np.nan_to_num(values).sum(0) / np.maximum(np.isfinite(values).sum(0), 1)
         group = {"legendgroup": bundle.colour, "showlegend": len(bundles) > 1}
+        name = "median" if len(bundles) == 1 and len(bundle.lives) > 1 and not is_flag else bundle.name
         if len(bundle.lives) > 1 and not is_flag:
             traces += band(steps, low, high, bundle.colour, legendgroup=bundle.colour)
-        traces.append(line(steps, middle, bundle.name, bundle.colour, **group))
+        traces.append(line(steps, middle, name, bundle.colour, **group))
     return traces
 
 

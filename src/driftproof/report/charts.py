@@ -22,7 +22,7 @@ Trace: TypeAlias = dict[str, Any]
 
 RUN_COLOURS = 8
 """How many there are; runs beyond share them."""
-STEPS = {"tickformat": "~s"}
+STEPS = {"tickformat": "~s", "hoverformat": ","}
 """A horizontal axis, which the page says counts steps."""
 TITLED_STEPS = {**STEPS, "title": {"text": "environment steps"}}
 SHARE = {"tickformat": ".0%", "range": [-0.03, 1.03]}

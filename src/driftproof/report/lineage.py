@@ -12,7 +12,7 @@ import numpy as np
 from driftproof.pbt import Event
 from driftproof.report.charts import TITLED_STEPS, Chart, Trace, label, number, spans_decades
 from driftproof.report.runs import RETURN, Run
-from driftproof.report.series import plain
+from driftproof.report.series import Array, plain
 
 _CELLS = 240
 """Of one member's lane, at most."""
@@ -79,43 +79,45 @@ def lineage(run: Run, title: str, span: int) -> Chart:
     members = order(run, taken)
     lanes = {member: i for i, member in enumerate(members)}
     cells = _Cells(run, members)
-    data: list[Trace] = [cells.trace(RETURN, "return", _returns(run, members, cells.edges), log=False)]
-    choices = ["return"]
-    for name in _searched(run):
-        values = _hyperparams(run, members, name, cells.edges)
-        if np.isfinite(values).any():
-            data.append(cells.trace(name, name, values, log=spans_decades(values[np.isfinite(values)])))
-            choices.append(name)
-    if not np.isfinite(_returns(run, members, cells.edges)).any() and len(data) > 1:
-        data, choices = data[1:], choices[1:]
-    chosen_by: list[int | None] = list(range(len(data)))
-    rest = [*_curves(run, taken, lanes), *_best_path(run, taken, lanes), *_marks(run, taken, lanes)]
-    layout = _layout(members, len(choices))
+    colourings = [("return", _returns(run, members, cells.edges))]
+    colourings += [(name, _hyperparams(run, members, name, cells.edges)) for name in _searched(run)]
+    colourings = [(name, values) for name, values in colourings if np.isfinite(values).any()]
+    lanes_drawn = [cells.trace(name, values) for name, values in colourings]
+    over_them = [*_curves(run, taken, lanes), *_best_path(run, taken, lanes), *_marks(run, taken, lanes)]
     caption = (
         "A lane for each member; families are neighbours, the best one's on top. A curve begins where a member gave "
         "its parameters and ends where another took over. Orange: how the parameters of member "
         f"{run.best}, the best in the end, came about."
     )
     height = (_LANE if len(members) > 12 else _BROAD_LANE) * max(len(members), 4) + 130
-    return Chart(title, caption, [*data, *rest], layout, height, span, choices, [*chosen_by, *[None] * len(rest)])
+    return Chart(
+        title,
+        caption,
+        [*lanes_drawn, *over_them],
+        _layout(members),
+        height,
+        span,
+        choices=[name for name, _ in colourings],
+        chosen_by=[*range(len(lanes_drawn)), *[None] * len(over_them)],
+    )
 
 
 class _Cells:
     """The lanes' grid: one column for each update, or for several if there are many."""
 
     def __init__(self, run: Run, members: Sequence[int]) -> None:
-        self.updates = max(_updates(run, member) for member in members)
-        self.per_update = run.steps_per_update
-        count = min(self.updates, _CELLS)
-        self.edges = np.unique(np.linspace(0, self.updates, count + 1).round()) * self.per_update
+        self.members = members
+        updates = max(1, *(_updates(run, member) for member in members))
+        self.edges = np.unique(np.linspace(0, updates, min(updates, _CELLS) + 1).round()) * run.steps_per_update
 
-    def trace(self, name: str, title: str, values: Any, log: bool) -> Trace:
-        scale = np.log10(values) if log else values
-        ticks: dict[str, Any] = {}
-        if log:
-            finite = scale[np.isfinite(scale)]
-            at = np.linspace(finite.min(), finite.max(), 4)
-            ticks = {"tickvals": plain(at), "ticktext": [f"{10**x:.2g}" for x in at]}
+    def trace(self, name: str, values: Array) -> Trace:
+        """Lanes that are coloured by these values ``[lanes, cells]``."""
+        finite = values[np.isfinite(values)]
+        scale, ticks = values, {}
+        if spans_decades(finite):
+            scale = np.log10(values)
+            at = np.geomspace(finite.min(), finite.max(), 4)
+            ticks = {"tickvals": plain(np.log10(at)), "ticktext": [f"{x:.2g}" for x in at]}
         return {
             "type": "heatmap",
             "x": plain(self.edges),
@@ -126,7 +128,7 @@ class _Cells:
             "hoverongaps": False,
             "colorscale": [[i / 4, f"@scale:{i / 4}"] for i in range(5)],
             "colorbar": {
-                "title": {"text": label(title), "side": "top"},
+                "title": {"text": label(name), "side": "top"},
                 "orientation": "h",
                 "thickness": 8,
                 "len": 0.5,
@@ -138,12 +140,13 @@ class _Cells:
                 "nticks": 5,
                 **ticks,
             },
-            "hovertemplate": "step %{x:,}: %{customdata:.4g}<extra></extra>",
+            "text": [[str(member)] * (len(self.edges) - 1) for member in self.members],
+            "hovertemplate": "member %{text} at step %{x:,}: %{customdata:.4~g}<extra></extra>",
             "showlegend": False,
         }
 
 
-def _returns(run: Run, members: Sequence[int], edges: Any) -> Any:
+def _returns(run: Run, members: Sequence[int], edges: Array) -> Array:
     """Mean returns in each cell ``[lanes, cells]``; NaN where none was logged."""
     result = np.full((len(members), len(edges) - 1), math.nan)
     for row, member in zip(result, members, strict=True):
@@ -163,7 +166,7 @@ def hyperparam_changes(run: Run, member: int, name: str) -> tuple[list[int], lis
     return [event.step for event in mine], [event.hyperparams[name] for event in mine]
 
 
-def _hyperparams(run: Run, members: Sequence[int], name: str, edges: Any) -> Any:
+def _hyperparams(run: Run, members: Sequence[int], name: str, edges: Array) -> Array:
     result = np.full((len(members), len(edges) - 1), math.nan)
     for row, member in zip(result, members, strict=True):
         updates, values = hyperparam_changes(run, member, name)
@@ -221,6 +224,8 @@ def _best_path(run: Run, taken: Sequence[Event], lanes: dict[int, int]) -> list[
     x: list[float] = []
     y: list[float] = []
     stays = descent(taken, run.best, _updates(run, run.best))
+    if any(stay.member not in lanes for stay in stays):
+        return []
     for i, stay in enumerate(stays):
         if i:
             event = Event("exploit", stay.member, stay.begin, donor=stays[i - 1].member, donor_step=stays[i - 1].end)
@@ -286,10 +291,10 @@ def _value(value: Any) -> str:
     return number(value) if isinstance(value, int | float) else label(str(value))
 
 
-def _layout(members: Sequence[int], choices: int) -> dict[str, Any]:
+def _layout(members: Sequence[int]) -> dict[str, Any]:
     every = -(-len(members) // _LABELS)
     return {
-        "margin": {"t": 76},
+        "margin": {"t": 68},
         "hovermode": "closest",
         "xaxis": {**TITLED_STEPS, "showgrid": False, "zeroline": False},
         "yaxis": {

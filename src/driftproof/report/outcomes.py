@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from driftproof.report.signs import adversarial
 
 _POINTS = 200
 """Episodes of one row, at most."""
-_ROW = 44
+_ROW = 54
 """Pixels."""
 
 
@@ -30,11 +31,12 @@ def evaluation(bundles: Sequence[Bundle]) -> Section | Absent:
             name = titled(score.name, run, bundles)
             rows.append((name, score, own if i == 0 else "@muted"))
     data = [trace for place, (_, score, own) in enumerate(rows) for trace in _row(place, score, own)]
-    axis = {"tickvals": list(range(len(rows))), "ticktext": [label(name) for name, _, _ in rows]}
     layout = {
         "hovermode": "closest",
-        "xaxis": {"title": {"text": "return"}, "zeroline": True},
-        "yaxis": {**axis, "range": [len(rows) - 0.4, -0.6], "showgrid": False, "zeroline": False},
+        "xaxis": {"title": {"text": "return"}},
+        "yaxis": {"range": [len(rows) - 0.5, -0.7], "showgrid": False, "zeroline": False, "showticklabels": False},
+        "annotations": [_above(place, name) for place, (name, _, _) in enumerate(rows)],
+        "margin": {"l": 12},
     }
     caption = "Large point: mean; bar: its interval; small points: episodes."
     chart = Chart("Return against baselines", caption, data, layout, _ROW * len(rows) + 90, span=2)
@@ -61,6 +63,12 @@ def robustness(bundles: Sequence[Bundle]) -> Section | Absent:
     return Section(title, "How the agent does when what it sees is moved.", [*parts, *training], columns=columns)
 
 
+def _above(place: int, name: str) -> dict[str, Any]:
+    """A name above its row: beside it, a long one would leave no room for the points."""
+    at = {"x": 0, "xref": "paper", "xanchor": "left", "y": place - 0.28, "yref": "y", "yanchor": "bottom"}
+    return {**at, "text": label(name), "showarrow": False, "font": {"size": 12, "color": "@ink"}}
+
+
 def _row(place: int, score: Score, own: str) -> list[Trace]:
     """A score as a line of its own."""
     returns = np.sort(np.array(score.returns))
@@ -70,7 +78,7 @@ def _row(place: int, score: Score, own: str) -> list[Trace]:
         "mode": "markers",
         "x": plain(shown),
         # A little apart, in a way that is the same every time.
-        "y": plain(place + 0.5 * (np.arange(len(shown)) * 0.618034 % 1 - 0.5)),
+        "y": plain(place + 0.4 * (np.arange(len(shown)) * 0.618034 % 1 - 0.5)),
         "marker": {"size": 5, "color": f"{own}/0.35"},
         "hovertemplate": "%{x:.4g}<extra></extra>",
         "showlegend": False,

@@ -46,14 +46,16 @@
       color: variable("muted"), gridcolor: variable("grid"), zerolinecolor: variable("grid"), automargin: true,
       title: { standoff: 8, font: { size: 12 } }, tickfont: { size: 11 }, nticks: narrow ? 5 : 8, exponentformat: "e",
     };
+    const family = getComputedStyle(document.body).fontFamily;
     const base = {
       autosize: true,
       dragmode: touch.matches ? false : "zoom",
-      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: variable("ink") },
-      hoverlabel: { bgcolor: variable("surface"), bordercolor: variable("rule"), font: { color: variable("ink") } },
+      font: { family, size: 12, color: variable("ink") },
+      hoverlabel: { align: "left", bgcolor: variable("surface"), bordercolor: variable("muted"), font: { family, color: variable("ink") } },
       hovermode: "x unified",
       legend: { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", font: { size: 12 }, bgcolor: "rgba(0,0,0,0)" },
       margin: { l: 44, r: narrow ? 8 : 14, t: 8, b: 28 },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: variable("muted"), activecolor: variable("ink") },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       showlegend: figure.data.some((trace) => trace.showlegend),
       xaxis: axis, yaxis: axis,
