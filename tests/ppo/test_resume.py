@@ -62,6 +62,10 @@ def test_resume_equals_uninterrupted(policy, normalize, continues, tmp_path):
         {"subproc": True, "normalize": True, "continues": True},
         {"stack": True, "normalize": True, "continues": True, "policy": "MlpPolicy"},
         {"policy": "MlpGruPolicy", "continues": True},
+        {"drift": True, "normalize": True},
+        {"drift": True, "continues": True, "subproc": True},
+        {"vector": "sync"},
+        {"vector": "async"},
         {
             "settings": {
                 "kl_penalty": True,
@@ -75,7 +79,10 @@ def test_resume_equals_uninterrupted(policy, normalize, continues, tmp_path):
             "vgs": {"statistic": "spatial_mean", "apply_to": "update"},
         },
     ],
-    ids=["processes", "processes-continue", "stacked", "gru", "controllers"],
+    ids=[
+        *("processes", "processes-continue", "stacked", "gru"),
+        *("drift", "drift-continues", "drift-sync", "drift-async", "controllers"),
+    ],
 )
 def test_whatever_the_environments_and_the_settings(scenario, tmp_path):
     assert_equal_runs(scenario, tmp_path, [HALF + LATER])
