@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
 from driftproof.envs import Cyclic, Dynamics, ObservationNoise, ObservationScale, RandomWalk, Sudden, drifting
@@ -50,6 +51,10 @@ class Walk(gymnasium.Env):
         self.position, self.left = state["position"], state["left"]
 
 
+def walk():
+    return Monitor(gymnasium.wrappers.TimeLimit(Walk(), 30))
+
+
 DRIFT = [
     ObservationScale(RandomWalk(0.5, 2.0, 0.1)),
     ObservationNoise(Cyclic(0.0, 0.1, period=20)),
@@ -58,29 +63,22 @@ DRIFT = [
 """Everything that has something to remember."""
 
 
-def walk():
-    return gymnasium.wrappers.TimeLimit(Walk(), 30)
-
-
-def cart_pole():
-    return gymnasium.make("CartPole-v1")
-
-
 def drifting_walk():
-    return drifting(walk(), DRIFT)
+    return Monitor(drifting(gymnasium.wrappers.TimeLimit(Walk(), 30), DRIFT))
 
 
 def drifting_cart_pole():
-    return drifting(cart_pole(), [*DRIFT, Dynamics(Sudden(every=10, low=0.5, high=2.0), "length")])
+    return drifting("CartPole-v1", [*DRIFT, Dynamics(Sudden(every=10, low=0.5, high=2.0), "length")])
 
 
 def make_env(scenario):
-    kind = SubprocVecEnv if scenario.get("subproc") else DummyVecEnv
-    make = (walk, drifting_walk) if scenario.get("continues") else (cart_pole, drifting_cart_pole)
-    make = make[bool(scenario.get("drift"))]
-    if "vector" in scenario:
-        return gymnasium.make_vec("CartPole-v1", ENVS, scenario["vector"], wrappers=[lambda env: drifting(env, DRIFT)])
-    env = make_vec_env(make, ENVS, vec_env_cls=kind)
+    drift, kind = scenario.get("drift"), SubprocVecEnv if scenario.get("subproc") else DummyVecEnv
+    if drift in ("sync", "async"):
+        return gymnasium.make_vec("CartPole-v1", ENVS, drift, wrappers=[lambda env: drifting(env, DRIFT)])
+    if scenario.get("continues"):
+        env = kind([drifting_walk if drift else walk] * ENVS)
+    else:
+        env = make_vec_env(drifting_cart_pole if drift else "CartPole-v1", ENVS, vec_env_cls=kind)
     if scenario.get("normalize"):
         env = VecNormalize(env, norm_reward=False)
     if scenario.get("stack"):

@@ -64,8 +64,8 @@ def test_resume_equals_uninterrupted(policy, normalize, continues, tmp_path):
         {"policy": "MlpGruPolicy", "continues": True},
         {"drift": True, "normalize": True},
         {"drift": True, "continues": True, "subproc": True},
-        {"vector": "sync"},
-        {"vector": "async"},
+        {"drift": "sync"},
+        {"drift": "async"},
         {
             "settings": {
                 "kl_penalty": True,

@@ -36,6 +36,7 @@ class MarketEnv(TradingEnv):
         slippage: By how much prices are worse when trading.
         observe_position: Whether the position is observed.
         features: Which features are observed.
+        render_mode: ``None`` or ``"rgb_array"``.
         load: Arguments of :func:`load_market_data`, if ``data`` is a file.
     """
 
@@ -52,9 +53,10 @@ class MarketEnv(TradingEnv):
         slippage: float = 0.0001,
         observe_position: bool = False,
         features: FeatureConfig | Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
         load: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(actions, commission, slippage, observe_position, features)
+        super().__init__(actions, commission, slippage, observe_position, features, render_mode)
         check_option("split", split, ("train", "validation", "test", "all"))
         _check_split(fractions, dates)
         if episode_length is not None:

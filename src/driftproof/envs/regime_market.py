@@ -28,6 +28,7 @@ class RegimeMarketEnv(TradingEnv):
         slippage: By how much prices are worse when trading.
         observe_position: Whether the position is observed.
         features: Which features are observed.
+        render_mode: ``None`` or ``"rgb_array"``.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class RegimeMarketEnv(TradingEnv):
         slippage: float = 0.0001,
         observe_position: bool = False,
         features: FeatureConfig | Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
     ) -> None:
-        super().__init__(actions, commission, slippage, observe_position, features)
+        super().__init__(actions, commission, slippage, observe_position, features, render_mode)
         check_count("episode_length", episode_length, at_least=1)
         self.parameters = regime_parameters(parameters)
         self.episode_length = episode_length

@@ -14,7 +14,7 @@ that buys and holds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,12 +39,12 @@ class RegimeParameters:
     """What a market with regimes is like. Times are in bars.
 
     Args:
-        volatility: Standard deviation of changes of the logarithm of the price, in a trend and in reversion.
-        trend_drift: Mean change in a trend, up or down. More than the volatility makes trends obvious.
+        volatility: Standard deviation of changes of the logarithm of the price, in a trend and in reversion; up to 0.1.
+        trend_drift: Mean change in a trend, up or down; up to 0.1. As much as the volatility makes trends obvious.
         reversion_speed: Share of the distance from where reversion began that is taken back in a bar, below 1.
-        turbulence: Volatility in turbulence, relative to ``volatility``.
+        turbulence: Volatility in turbulence, relative to ``volatility``; up to 20.
         jump_probability: Of a jump, in a bar of turbulence.
-        jump_size: Of jumps, relative to the volatility in turbulence.
+        jump_size: Of jumps, relative to the volatility in turbulence; up to 20.
         trend_duration: Mean length of a trend.
         reversion_duration: Mean length of a reversion.
         turbulence_duration: Mean length of turbulence.
@@ -65,11 +65,13 @@ class RegimeParameters:
 
     def check(self) -> None:
         """Raise a ``ValueError`` if a parameter makes no sense."""
-        for field in fields(self):
-            check_number(field.name, getattr(self, field.name), at_least=0)
-        check_number("volatility", self.volatility, above=0)
-        check_number("reversion_speed", self.reversion_speed, below=1)
-        check_number("jump_probability", self.jump_probability, at_most=1)
+        # Beyond these, prices would leave what numbers can hold.
+        check_number("volatility", self.volatility, above=0, at_most=0.1)
+        check_number("trend_drift", self.trend_drift, at_least=0, at_most=0.1)
+        check_number("reversion_speed", self.reversion_speed, at_least=0, below=1)
+        check_number("turbulence", self.turbulence, at_least=0, at_most=20)
+        check_number("jump_probability", self.jump_probability, at_least=0, at_most=1)
+        check_number("jump_size", self.jump_size, at_least=0, at_most=20)
         for regime in REGIMES:
             check_number(f"{regime}_duration", getattr(self, f"{regime}_duration"), at_least=1)
 

@@ -54,9 +54,10 @@ class TradingEnv(gymnasium.Env[npt.NDArray[np.float32], Any]):
         observe_position: Whether the position is the observation's last number. Without it, observations are of the
             market alone, so that all bars of a history can be judged at once.
         features: Which, or a mapping of arguments of :class:`FeatureConfig`.
+        render_mode: ``"rgb_array"``: :meth:`render` draws prices and positions of the episode.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
     observation_space: spaces.Box  # type: ignore[assignment]
 
     def __init__(
@@ -66,7 +67,10 @@ class TradingEnv(gymnasium.Env[npt.NDArray[np.float32], Any]):
         slippage: float = 0.0001,
         observe_position: bool = False,
         features: FeatureConfig | Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
     ) -> None:
+        if render_mode is not None:
+            check_option("render_mode", render_mode, self.metadata["render_modes"])
         check_option("actions", actions, ("continuous", "discrete"))
         check_number("commission", commission, at_least=0, below=0.25)
         check_number("slippage", slippage, at_least=0, below=0.25)
@@ -79,8 +83,10 @@ class TradingEnv(gymnasium.Env[npt.NDArray[np.float32], Any]):
             limits = np.append(limits, np.float32(np.inf))
         self.observation_space = spaces.Box(-limits, limits, dtype=np.float32)
         self.action_space = spaces.Discrete(3) if actions == "discrete" else spaces.Box(-1, 1, (1,), np.float32)
+        self.render_mode = render_mode
         self._bar, self._last = 0, 0
         self._position, self._wealth = 0.0, 0.0
+        self._held: list[float] = []
 
     def _enter(self, features: Features, close: npt.NDArray[np.float64]) -> None:
         """Begin an episode that observes these features, ``[T, F]``, one for each of these closes, ``[T]``."""
@@ -91,6 +97,7 @@ class TradingEnv(gymnasium.Env[npt.NDArray[np.float32], Any]):
         self._closes: list[float] = close.tolist()
         self._bar, self._last = 0, len(self._changes)
         self._position, self._wealth = 0.0, 0.0
+        self._held = []
 
     def step(self, action: Any) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         target = float(action) - 1.0 if self.actions == "discrete" else float(action[0])
@@ -100,6 +107,8 @@ class TradingEnv(gymnasium.Env[npt.NDArray[np.float32], Any]):
             raise gymnasium.error.ResetNeeded("the episode is over: call reset()")
         traded = abs(target - self._position)
         growth, self._position = settle(self._position, target, self._changes[self._bar], self.cost)
+        if self.render_mode is not None:
+            self._held.append(target)
         self._bar += 1
         ruined = growth <= RUIN
         reward = math.log(RUIN if ruined else growth)
@@ -116,6 +125,23 @@ class TradingEnv(gymnasium.Env[npt.NDArray[np.float32], Any]):
         if self.actions == "discrete":
             raise ValueError(f"the action is {target + 1:g}; 0 is SELL, 1 HOLD and 2 BUY")
         return min(max(target, -1.0), 1.0)
+
+    def render(self) -> npt.NDArray[np.uint8] | None:
+        """The close of every bar so far, on green where it was owned and red where it was owed."""
+        if self.render_mode is None:
+            return None
+        height, width = 160, max(self._bar + 1, 2)
+        closes = np.array(self._closes[:width])
+        rows = (closes.max() - closes) / (np.ptp(closes) or 1) * (height - 5) + 2
+        held = np.zeros(width)
+        held[1 : 1 + len(self._held)] = self._held
+        shade = (100 * np.abs(held)).astype(np.uint8)
+        picture = np.full((height, width, 3), 255, np.uint8)
+        picture[..., 2] -= shade
+        picture[:, held > 0, 0] -= shade[held > 0]
+        picture[:, held < 0, 1] -= shade[held < 0]
+        picture[rows.astype(int), np.arange(len(rows))] = 0
+        return picture
 
     def _observe(self) -> npt.NDArray[np.float32]:
         if self.observe_position:
