@@ -40,6 +40,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/throughput.py --quick
 	$(BIN)/python benchmarks/learning.py --quick
 	$(BIN)/python benchmarks/checkpoint.py --quick
+	$(BIN)/python benchmarks/infer.py --quick
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

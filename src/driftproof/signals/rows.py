@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -87,19 +88,22 @@ class Signals:
     def lines(self) -> Iterator[str]:
         """Rows as CSV, without a header."""
         for start in range(0, len(self), _CHUNK):
-            rows = slice(start, start + _CHUNK)
-            times = np.datetime_as_string(self.timestamp[rows], unit="us").tolist()
-            numbers = [getattr(self, name)[rows].tolist() for name in COLUMNS[4:]]
-            others = (getattr(self, name)[rows].tolist() for name in COLUMNS[1:4])
-            for time, symbol, signal, close, *values in zip(times, *others, *numbers, strict=True):
-                said = ",".join(["" if value != value else f"{value:.9g}" for value in values])
-                yield f"{time.removesuffix('.000000')}Z,{_cell(symbol)},{signal},{close!r},{said}"
+            columns = {name: column[start : start + _CHUNK] for name, column in self.columns().items()}
+            times = np.datetime_as_string(columns.pop("timestamp"), unit="us").tolist()
+            symbols, signals, closes, *numbers = (column.tolist() for column in columns.values())
+            cells = {symbol: _cell(symbol) for symbol in set(symbols)}
+            rows = zip(times, symbols, signals, closes, zip(*numbers, strict=True), strict=True)
+            for time, symbol, signal, close, said in rows:
+                text = _NUMBERS % said
+                if "nan" in text:
+                    text = text.replace("nan", "")
+                yield f"{time.removesuffix('.000000')}Z,{cells[symbol]},{signal},{close!r},{text}"
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write a file, at once or not at all: ``.csv`` or ``.parquet``."""
         path = Path(path)
         if path.suffix.lower() == ".csv":
-            write_atomically(path, (f"{line}\n".encode() for line in (HEADER, *self.lines())))
+            write_atomically(path, (f"{line}\n".encode() for line in itertools.chain([HEADER], self.lines())))
         elif path.suffix.lower() in (".parquet", ".pq"):
             write_atomically(path, [_parquet(self)])
         else:
@@ -109,6 +113,7 @@ class Signals:
 
 COLUMNS = tuple(field.name for field in fields(Signals))
 HEADER = ",".join(COLUMNS)
+_NUMBERS = ",".join(["%.9g"] * 5)
 
 
 def _cell(text: str) -> str:
