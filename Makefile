@@ -40,6 +40,8 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/throughput.py --quick
 	$(BIN)/python benchmarks/learning.py --quick
 	$(BIN)/python benchmarks/checkpoint.py --quick
+	$(BIN)/python benchmarks/drift.py --quick
+	$(BIN)/python benchmarks/market.py --quick
 	$(BIN)/python benchmarks/infer.py --quick
 
 clean:

@@ -40,6 +40,35 @@ def test_a_pole_that_was_changed_falls_as_one_that_was_made_so():
         assert env.step(action)[0].tolist() == plain.step(action)[0].tolist()
 
 
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    {
+        "CartPole-v1": ["gravity", "length", "masspole", "masscart", "force_mag"],
+        "Pendulum-v1": ["g", "m", "l", "max_torque"],
+        "MountainCar-v0": ["gravity", "force"],
+        "Hopper-v5": ["model.geom_friction", "model.body_mass", "model.opt.gravity", "model.dof_damping"],
+        "Ant-v5": ["model.actuator_gear"],
+        "driftproof.envs:driftproof/RegimeMarket-v0": ["parameters.volatility", "parameters.trend_drift", "cost"],
+    }.items(),
+)
+def test_what_the_documentation_names_is_there_and_matters(name, attributes):
+    """With a third of each attribute, the same actions lead elsewhere."""
+
+    def last(drift):
+        env = drifting(name, drift, seed=0)
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        for _ in range(600):
+            observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                env.reset(seed=0)
+        return [*observation.tolist(), reward]
+
+    plain = last([])
+    for attribute in attributes:
+        assert last([Dynamics(Sudden(every=1000, values=[0.3]), attribute)]) != plain, attribute
+
+
 def test_values_instead_of_factors():
     world = after(drifting("CartPole-v1", Dynamics(Gradual(9.8, 1.6, over=2), "gravity", relative=False)), 1)
     assert world.gravity == pytest.approx(5.7)

@@ -125,7 +125,7 @@ class ObservationChange(Change):
             return spaces.Dict({**space.spaces, self.key: self.widened(space[self.key])})
         assert isinstance(space, spaces.Box)
         if not np.issubdtype(space.dtype, np.floating):
-            return space  # Whole numbers stay within what their type, and a camera, can show.
+            return space  # Whole numbers stay within their range, as those of cameras do.
         low, high = space.low.reshape(-1).copy(), space.high.reshape(-1).copy()
         which = slice(None) if self.indices is None else list(self.indices)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -140,23 +140,23 @@ class ObservationChange(Change):
         """What is observed in place of these numbers."""
         raise NotImplementedError
 
-    def observe(self, observation: Any, value: float, dice: Dice) -> Any:
-        """What is observed in place of an observation."""
+    def observe(self, observation: Any, value: float, dice: Dice, space: Any) -> Any:
+        """What is observed in place of an observation, within the widened space."""
         if self.key is not None:
-            return {**observation, self.key: self._array(observation[self.key], value, dice)}
-        return self._array(observation, value, dice)
+            return {**observation, self.key: self._array(observation[self.key], value, dice, space[self.key])}
+        return self._array(observation, value, dice, space)
 
-    def _array(self, observation: Any, value: float, dice: Dice) -> Any:
+    def _array(self, observation: Any, value: float, dice: Dice, space: spaces.Box) -> Any:
         flat = np.array(observation, order="C").reshape(-1)
         if self.indices is None:
             changed = self._changed(flat, value, dice)
         else:
             changed = flat.astype(np.result_type(flat, np.float32))
             changed[list(self.indices)] = self._changed(flat[list(self.indices)], value, dice)
+        changed = changed.reshape(np.shape(observation))
         if not np.issubdtype(flat.dtype, np.floating):
-            limits = np.iinfo(flat.dtype)
-            changed = np.clip(np.rint(changed), limits.min, limits.max)
-        return changed.astype(flat.dtype, copy=False).reshape(np.shape(observation))
+            changed = np.clip(np.rint(changed), space.low, space.high)
+        return changed.astype(flat.dtype, copy=False)
 
 
 class ObservationPermute(ObservationChange):

@@ -89,8 +89,8 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
             action = each.act(action, course.value, dice, self.action_space)
         observation, reward, terminated, truncated, info = self.env.step(action)
         reward = float(reward)
-        for change, course in self._rewarding:
-            reward = change.reward(reward, course.value)
+        for rewarding, course in self._rewarding:
+            reward = rewarding.reward(reward, course.value)
         observation, info = self._observed(observation), self._told(info)
         self._steps += 1
         self._go_on()
@@ -177,7 +177,7 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
 
     def _observed(self, observation: Any) -> Any:
         for each, course, dice in self._observing:
-            observation = each.observe(observation, course.value, dice)
+            observation = each.observe(observation, course.value, dice, self.observation_space)
         return observation
 
     def _told(self, info: dict[str, Any]) -> dict[str, Any]:

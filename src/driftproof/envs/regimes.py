@@ -177,33 +177,47 @@ def simulate(noise: Noise, parameters: RegimeParameters) -> Path:
 
 
 def simulate_batch(noise: Noise, parameters: RegimeParameters) -> Path:
-    """Many markets at once, of tensors ``[N, T]``; with the same noise, each is what :func:`simulate` makes of it."""
+    """Many markets at once, of tensors ``[N, T]``; with the same noise, each is what :func:`simulate` makes of it.
+
+    Only what depends on the bar before is done bar by bar: the regime, and how far reversion is from where it began.
+    """
     shock = noise.shock
-    numbers: dict[str, Any] = {"device": shock.device, "dtype": shock.dtype}
-    leaving, scales = torch.tensor(parameters.leaving, **numbers), torch.tensor(_scales(parameters), **numbers)
-    trends, reversions, _ = parameters.shares
-    first = noise.leave[:, 0]
-    regime = (first >= trends).long() + (first >= trends + reversions).long()
-    others = regime.new_tensor(1), regime.new_tensor(2)
-    directions = torch.where(noise.choose * 4 % 2 < 1, 1.0, -1.0).to(shock)
-    jumps = torch.where(noise.jump < parameters.jump_probability, parameters.jump_size, 1.0).to(shock)
-    x = torch.zeros_like(first)
-    origin, direction = x, directions[:, 0]
-    regimes, drifts, logarithms = [], [], []
+    leaving = torch.tensor(parameters.leaving, device=shock.device, dtype=shock.dtype)
+    scales = torch.tensor(_scales(parameters), device=shock.device, dtype=shock.dtype)
+    regime, entered = _chain(noise, leaving, parameters.shares)
+    began = torch.where(entered, torch.arange(shock.shape[1], device=shock.device), 0).cummax(1).values
+    direction = torch.where(noise.choose * 4 % 2 < 1, 1.0, -1.0).to(shock).gather(1, began)
+    jumps = (regime == TURBULENCE) & (noise.jump < parameters.jump_probability)
+    push = shock * scales[regime] * torch.where(jumps, parameters.jump_size, 1.0)
+
+    reverts = regime == REVERSION
+    kept = torch.where(reverts & ~entered, 1.0 - parameters.reversion_speed, 0.0).to(shock)
+    pushed = torch.where(reverts, push, 0.0)
+    distance = torch.zeros_like(shock[:, 0])
+    distances = [distance]
     for t in range(shock.shape[1]):
-        if t:
-            leaves = noise.leave[:, t] < leaving[regime]
-            target = (regime + torch.where(noise.choose[:, t] < 0.5, *others)) % 3
-            regime = torch.where(leaves, target, regime)
-            origin, direction = torch.where(leaves, x, origin), torch.where(leaves, directions[:, t], direction)
-        pull = torch.where(regime == REVERSION, parameters.reversion_speed * (origin - x), 0.0)
-        drift = torch.where(regime == TREND, direction * parameters.trend_drift, pull)
-        jump = torch.where(regime == TURBULENCE, jumps[:, t], 1.0)
-        x = x + drift + shock[:, t] * scales[regime] * jump
+        distance = torch.addcmul(pushed[:, t], kept[:, t], distance)
+        distances.append(distance)
+    before = torch.where(entered, 0.0, torch.stack(distances[:-1], 1))
+    pull = torch.where(reverts, -parameters.reversion_speed * before, 0.0)
+    drift = torch.where(regime == TREND, direction * parameters.trend_drift, pull)
+    return _path(torch, (drift + push).cumsum(1), regime, drift, noise, scales)
+
+
+def _chain(
+    noise: Noise, leaving: torch.Tensor, shares: tuple[float, float, float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Regimes, and where they begin, ``[N, T]``."""
+    first = noise.leave[:, 0]
+    regime = (first >= shares[0]).long() + (first >= shares[0] + shares[1]).long()
+    ways = torch.where(noise.choose < 0.5, 1, 2)
+    regimes, entered = [regime], [torch.ones_like(first, dtype=torch.bool)]
+    for t in range(1, noise.leave.shape[1]):
+        leaves = noise.leave[:, t] < leaving[regime]
+        regime = (regime + leaves * ways[:, t]) % 3
         regimes.append(regime)
-        drifts.append(drift)
-        logarithms.append(x)
-    return _path(torch, torch.stack(logarithms, 1), torch.stack(regimes, 1), torch.stack(drifts, 1), noise, scales)
+        entered.append(leaves)
+    return torch.stack(regimes, 1), torch.stack(entered, 1)
 
 
 def _direction(choice: float) -> float:
