@@ -225,7 +225,7 @@ def test_wrong_arguments_are_named(arguments, message):
 
 def test_agent_of_another_world_is_refused():
     with pytest.raises(ValueError, match="these are 14 features, or 15 numbers with the position: momentum_1, "):
-        infer(agent(), market())
+        infer(agent(), market(), features=FeatureConfig())
     with pytest.raises(ValueError, match="these are 12 features"):
         infer(agent(), market(), features={"window": 8, "horizons": [1, 4, 8]})
     env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")])
@@ -273,10 +273,13 @@ def test_worst_share_is_the_agents_own():
     np.testing.assert_array_equal(infer(plain, bars).cvar, infer(plain, bars, cvar_alpha=0.1).cvar)
 
 
-def test_default_features_are_those_of_the_environment():
-    env = DummyVecEnv([lambda: gymnasium.make("driftproof/RegimeMarket-v0")])
-    model = DistributionalPPO("MlpLstmPolicy", env, n_steps=32, batch_size=32, seed=0)
-    bars = market(100)
-    np.testing.assert_array_equal(
-        numbers(infer(model, bars)), numbers(infer(model, bars, features=FeatureConfig(window=64)))
-    )
+def test_features_are_those_of_the_environment_unless_told(tmp_path):
+    options = {"features": FeatureConfig(window=80)}
+    env = DummyVecEnv([lambda: gymnasium.make("driftproof/RegimeMarket-v0", **options)])
+    model, bars = DistributionalPPO("MlpLstmPolicy", env, n_steps=32, batch_size=32, seed=0), market(100)
+    known = infer(model, bars)
+    np.testing.assert_array_equal(numbers(known), numbers(infer(model, bars, **options)))
+    model.save(tmp_path / "agent")
+    np.testing.assert_array_equal(numbers(known), numbers(infer(tmp_path / "agent", bars, **options)))
+    assert np.isnan(known.score).sum() == 80
+    assert np.isnan(infer(tmp_path / "agent", bars).score).sum() == 64

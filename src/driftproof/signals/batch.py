@@ -50,7 +50,8 @@ def infer(
         buy: Scores from here on up are BUY.
         sell: Scores from here on down are SELL.
         deadzone: Scores closer to 0 than this are HOLD, whatever the other two say.
-        features: Those that the agent learned with.
+        features: Those that the agent learned with; ``None``: those of its environment, if it has one here, or the
+            default.
         cvar_alpha: The share of worst returns whose mean is told; ``None``: the agent's own, or 0.1.
         load: Arguments of :func:`driftproof.envs.load_market_data`, if ``data`` is a file.
         on_progress: Called with how many rows are done, and how many there are.

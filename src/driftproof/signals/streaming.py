@@ -44,7 +44,8 @@ def stream(
         buy: See :func:`infer`, as for the three that follow.
         sell: Scores from here on down are SELL.
         deadzone: Scores closer to 0 than this are HOLD.
-        features: Those that the agent learned with.
+        features: Those that the agent learned with; ``None``: those of its environment, if it has one here, or the
+            default.
         cvar_alpha: The share of worst returns whose mean is told.
         columns: See :func:`driftproof.envs.read_bars`, as for all that follow.
         timezone: Name of the zone that timestamps without an offset are in.
@@ -77,7 +78,8 @@ class StreamReader:
     Args:
         agent: Who reads.
         thresholds: When a score is a signal.
-        features: Those that the agent learned with.
+        features: Those that the agent learned with; ``None``: those of its environment, if it has one here, or the
+            default.
         cvar_alpha: The share of worst returns whose mean is told; ``None``: the agent's own, or 0.1.
     """
 

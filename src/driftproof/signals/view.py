@@ -19,13 +19,22 @@ Array = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]
 
 
+def _learned_with(agent: DistributionalPPO) -> FeatureConfig | None:
+    """Features of the market that the agent is in, if it is in one."""
+    env = agent.get_env()
+    if env is None or not env.has_attr("features"):
+        return None
+    features = env.get_attr("features")[0]
+    return features if isinstance(features, FeatureConfig) else None
+
+
 class MarketView:
     """What an agent that learned in a market observes of one, and what its outputs stand for.
 
     Args:
         agent: Learned in ``driftproof/Market-v0``, ``driftproof/RegimeMarket-v0`` or another market that observes the
             same and has the same actions.
-        features: Those that it learned with.
+        features: Those that it learned with; ``None``: those of its environment, if it has one here, or the default.
 
     Attributes:
         features: Which it observes.
@@ -37,7 +46,7 @@ class MarketView:
     """
 
     def __init__(self, agent: DistributionalPPO, features: FeatureConfig | Mapping[str, Any] | None = None) -> None:
-        self.features = feature_config(features)
+        self.features = feature_config(_learned_with(agent) if features is None else features)
         shape, width = agent.observation_space.shape, len(self.features.names)
         if shape not in ((width,), (width + 1,)):
             raise ValueError(
