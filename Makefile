@@ -52,6 +52,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/drift.py --quick
 	$(BIN)/python benchmarks/market.py --quick
 	$(BIN)/python benchmarks/robustness.py --quick
+	$(BIN)/python benchmarks/infer.py --quick
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -18,7 +18,7 @@ from driftproof.envs.dynamics import Dynamics, derives
 from driftproof.envs.features import FeatureConfig, compute_features
 from driftproof.envs.market import MarketEnv
 from driftproof.envs.market_data import Bars, MarketDataError, from_columns, write_csv
-from driftproof.envs.market_files import load_market_data
+from driftproof.envs.market_files import load_market_data, read_bars
 from driftproof.envs.regime_market import RegimeMarketEnv, regime_bars
 from driftproof.envs.regime_market_batch import RegimeMarketBatch
 from driftproof.envs.regimes import REGIMES, RegimeParameters
@@ -55,6 +55,7 @@ __all__ = [
     "drifting",
     "from_columns",
     "load_market_data",
+    "read_bars",
     "regime_bars",
     "schedule",
     "write_csv",

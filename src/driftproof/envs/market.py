@@ -62,7 +62,7 @@ class MarketEnv(TradingEnv):
         if episode_length is not None:
             check_count("episode_length", episode_length, at_least=1)
         self.episode_length = episode_length
-        self.markets = _chosen(_markets(data, load), symbols)
+        self.markets = _chosen(markets_of(data, load), symbols)
         self.rows: dict[str, range] = {}
         """Where episodes may be, by symbol: rows that are observed."""
         self._features: dict[str, npt.NDArray[np.float32]] = {}
@@ -131,7 +131,13 @@ class MarketEnv(TradingEnv):
         self._load_account(state_dict["account"])
 
 
-def _markets(data: Any, load: Mapping[str, Any] | None) -> dict[str, Bars]:
+def markets_of(data: Any, load: Mapping[str, Any] | None = None) -> dict[str, Bars]:
+    """Bars by symbol, of a file, of bars, or of bars by symbol.
+
+    Args:
+        data: Any of them.
+        load: Arguments of :func:`load_market_data`, for a file.
+    """
     if isinstance(data, str | Path):
         return load_market_data(data, **(load or {}))
     if load:

@@ -15,7 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from driftproof.envs._specs import nearest
-from driftproof.envs.market_data import COLUMNS, Bars, Gap, MarketDataError, Place, Times, from_columns
+from driftproof.envs.market_data import (
+    COLUMNS,
+    PRICES,
+    Bars,
+    Gap,
+    MarketDataError,
+    Place,
+    Times,
+    check_bars,
+    from_columns,
+)
 
 Rows = npt.NDArray[np.int64]
 
@@ -62,6 +72,55 @@ def load_market_data(
     return from_columns(found, str(path), rows, max_gap, symbol=path.stem)
 
 
+def read_bars(
+    lines: Iterable[str],
+    *,
+    source: str = "input",
+    columns: Mapping[str, str] | None = None,
+    timezone: str | None = None,
+    max_gap: datetime.timedelta | None = None,
+    symbol: str = "",
+) -> Iterator[Bars]:
+    """Checked bars, one at a time, from lines of CSV that may still be coming in.
+
+    Args:
+        lines: The header first; see :func:`load_market_data` for columns and timestamps.
+        source: What to call it in messages.
+        columns: What columns are called, for those that are called otherwise.
+        timezone: Name of the zone that timestamps without an offset are in.
+        max_gap: Longest time from one bar of a market to the next; ``None``: a week, since what is usual is not known.
+        symbol: What the market is called if there is no such column.
+
+    Raises:
+        MarketDataError: Something is wrong with a line; the message names it. Those before it have been read.
+    """
+    zone = None if timezone is None else _zone(timezone)
+    limit = datetime.timedelta(days=7) if max_gap is None else max_gap
+    latest: dict[str, tuple[int, Bars]] = {}
+    try:
+        reader = csv.reader(lines, strict=True)
+        header = next(reader, None)
+        if header is None:
+            raise MarketDataError(f"{source}: is empty")
+        places = _find(source, header, dict(columns or {}))
+        for row, cells in enumerate(_full_lines(source, reader, len(header)), 2):
+            place = Place(source, np.array([row]))
+            found = {name: _column(name, [cells[i]], place, zone) for name, i in places.items()}
+            name = str(found["symbol"][0]) if "symbol" in found else symbol
+            bar = Bars(found["timestamp"], **{each: found[each] for each in (*PRICES, "volume")}, symbol=name)
+            if name in latest:
+                before, last = latest[name]
+                names = ("timestamps", *PRICES, "volume")
+                pair: dict[str, Any] = {each: np.append(getattr(last, each), getattr(bar, each)) for each in names}
+                check_bars(Bars(**pair), Place(source, np.array([before, row])), limit)
+            else:
+                check_bars(bar, place, limit)
+            latest[name] = row, bar
+            yield bar
+    except csv.Error as error:
+        raise MarketDataError(f"{source}: is not CSV: {error}") from error
+
+
 def _read_csv(path: Path, names: Mapping[str, str], zone: ZoneInfo | None) -> tuple[dict[str, Any], Rows]:
     parts: dict[str, list[Any]] = {}
     last = 1
@@ -87,7 +146,7 @@ def _read_csv(path: Path, names: Mapping[str, str], zone: ZoneInfo | None) -> tu
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}, np.arange(2, last + 1)
 
 
-def _full_lines(path: Path, lines: Iterable[list[str]], width: int) -> Iterator[list[str]]:
+def _full_lines(path: Path | str, lines: Iterable[list[str]], width: int) -> Iterator[list[str]]:
     """The lines, if all have as many cells; only the last may be empty."""
     empty = None
     for row, line in enumerate(lines, 2):
@@ -162,7 +221,7 @@ def _is_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
-def _find(path: Path, header: Sequence[str], names: Mapping[str, str]) -> dict[str, int]:
+def _find(path: Path | str, header: Sequence[str], names: Mapping[str, str]) -> dict[str, int]:
     """Where our columns are."""
     if unknown := set(names) - {*COLUMNS, "symbol"}:
         raise ValueError(f"columns: {', '.join(sorted(unknown))} is none of {', '.join((*COLUMNS, 'symbol'))}")
