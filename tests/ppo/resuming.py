@@ -13,6 +13,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
+from driftproof.envs import Cyclic, Dynamics, ObservationNoise, ObservationScale, RandomWalk, Sudden, drifting
 from driftproof.ppo import DistributionalPPO, SaveCheckpoints
 from driftproof.state import CheckpointStore, write
 
@@ -54,9 +55,30 @@ def walk():
     return Monitor(gymnasium.wrappers.TimeLimit(Walk(), 30))
 
 
+DRIFT = [
+    ObservationScale(RandomWalk(0.5, 2.0, 0.1)),
+    ObservationNoise(Cyclic(0.0, 0.1, period=20)),
+    ObservationNoise(Sudden(every=2, values=[0.0, 0.2, 0.4], order="random", unit="episodes")),
+]
+"""Everything that has something to remember."""
+
+
+def drifting_walk():
+    return Monitor(drifting(gymnasium.wrappers.TimeLimit(Walk(), 30), DRIFT))
+
+
+def drifting_cart_pole():
+    return drifting("CartPole-v1", [*DRIFT, Dynamics(Sudden(every=10, low=0.5, high=2.0), "length")])
+
+
 def make_env(scenario):
-    kind = SubprocVecEnv if scenario.get("subproc") else DummyVecEnv
-    env = kind([walk] * ENVS) if scenario.get("continues") else make_vec_env("CartPole-v1", ENVS, vec_env_cls=kind)
+    drift, kind = scenario.get("drift"), SubprocVecEnv if scenario.get("subproc") else DummyVecEnv
+    if drift in ("sync", "async"):
+        return gymnasium.make_vec("CartPole-v1", ENVS, drift, wrappers=[lambda env: drifting(env, DRIFT)])
+    if scenario.get("continues"):
+        env = kind([drifting_walk if drift else walk] * ENVS)
+    else:
+        env = make_vec_env(drifting_cart_pole if drift else "CartPole-v1", ENVS, vec_env_cls=kind)
     if scenario.get("normalize"):
         env = VecNormalize(env, norm_reward=False)
     if scenario.get("stack"):

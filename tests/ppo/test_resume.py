@@ -6,6 +6,7 @@ import multiprocessing
 
 import pytest
 
+from driftproof.adversarial import PerturbationConfig, SAPPOConfig
 from driftproof.state import compare, read
 
 from . import resuming
@@ -14,6 +15,12 @@ from .resuming import ENVS, HALF, STEPS, first, rest, whole
 LATER = STEPS * ENVS // 2
 """So many steps after a checkpoint the process dies."""
 
+
+ATTACKED = SAPPOConfig(
+    warmup_updates=2,
+    epsilon_schedule="linear",
+    perturbation=PerturbationConfig(attack_method="sgld"),
+)
 
 PROCESSES = multiprocessing.get_context("forkserver")
 # New processes that begin with imports done; torch's optimizers would import the second.
@@ -62,6 +69,10 @@ def test_resume_equals_uninterrupted(policy, normalize, continues, tmp_path):
         {"subproc": True, "normalize": True, "continues": True},
         {"stack": True, "normalize": True, "continues": True, "policy": "MlpPolicy"},
         {"policy": "MlpGruPolicy", "continues": True},
+        {"drift": True, "normalize": True},
+        {"drift": True, "continues": True, "subproc": True},
+        {"drift": "sync"},
+        {"drift": "async"},
         {
             "settings": {
                 "kl_penalty": True,
@@ -74,8 +85,12 @@ def test_resume_equals_uninterrupted(policy, normalize, continues, tmp_path):
             },
             "vgs": {"statistic": "spatial_mean", "apply_to": "update"},
         },
+        {"normalize": True, "continues": True, "settings": {"adversarial": ATTACKED}},
     ],
-    ids=["processes", "processes-continue", "stacked", "gru", "controllers"],
+    ids=[
+        *("processes", "processes-continue", "stacked", "gru"),
+        *("drift", "drift-continues", "drift-sync", "drift-async", "controllers", "attacked"),
+    ],
 )
 def test_whatever_the_environments_and_the_settings(scenario, tmp_path):
     assert_equal_runs(scenario, tmp_path, [HALF + LATER])

@@ -63,6 +63,10 @@ class Core(nn.Module, ABC):
             segments: Where episodes start; ``None``: nowhere after the first step.
         """
 
+    @abstractmethod
+    def run(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        """Whole sequences in which no episode starts: what :meth:`forward` gives, and the state after the last step."""
+
     def masked(self, inputs: Tensor, state: State, keep: Tensor) -> Tensor:
         """What :meth:`forward` gives, step by step with shapes that depend on no episode, as CUDA graphs want it.
 
@@ -91,6 +95,9 @@ class NoCore(Core):
 
     def forward(self, inputs: Tensor, state: State, segments: Segments | None = None) -> Tensor:
         return inputs
+
+    def run(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        return inputs, state
 
     def masked(self, inputs: Tensor, state: State, keep: Tensor) -> Tensor:
         return inputs
@@ -134,18 +141,18 @@ class _TorchCore(Core):
 
     def forward(self, inputs: Tensor, state: State, segments: Segments | None = None) -> Tensor:
         if segments is None:
-            return self._run(inputs, state)[0]
+            return self.run(inputs, state)[0]
         flat = inputs.flatten(0, 1)
         state = tuple(part[:, segments.sequences] * segments.carries for part in state)
         outputs = []
         for slab in segments.slabs:
             rows = slab.shape[1]
             state = tuple(part[:, :rows].contiguous() for part in state)
-            output, state = self._run(flat[slab], state)
+            output, state = self.run(flat[slab], state)
             outputs.append(output.flatten(0, 1))
         return torch.cat(outputs)[segments.positions].view(*inputs.shape[:2], self.units)
 
-    def _run(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+    def run(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         with _full_precision():
             output, new = self.recurrence(inputs, state if self.parts > 1 else state[0])
         return output, new if self.parts > 1 else (new,)

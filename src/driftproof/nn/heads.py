@@ -84,6 +84,10 @@ class ValueHead(nn.Module, ABC):
         """
 
     @abstractmethod
+    def difference(self, prediction: Tensor, other: Tensor) -> Tensor:
+        """How far another prediction is from the first, per sample ``[...]``: 0 if they are the same, smooth there."""
+
+    @abstractmethod
     def rescale(self, old: Scale, new: Scale) -> None:
         """Change the weights so that predictions decoded with the new scale are what they were with the old one."""
 
@@ -155,6 +159,10 @@ class QuantileHead(ValueHead):
         std = _root_mean_square(centred)
         stretch = _clamp(std, self.std(old), delta) / std
         return torch.addcmul(clipped_mean.unsqueeze(-1), centred, stretch.unsqueeze(-1))
+
+    def difference(self, prediction: Tensor, other: Tensor) -> Tensor:
+        """The mean square between quantiles of one level: where these are in order, Wasserstein's distance squared."""
+        return (other - prediction).square().mean(-1)
 
     @torch.no_grad()
     def rescale(self, old: Scale, new: Scale) -> None:
@@ -235,6 +243,11 @@ class CategoricalHead(ValueHead):
             stretch = _clamp(std, old_std, delta) / std
             positions = torch.addcmul(_clamp(mean, old_mean, delta).unsqueeze(-1), centred, stretch.unsqueeze(-1))
         return self._share(positions, probabilities).clamp_min(_TINY).log()
+
+    def difference(self, prediction: Tensor, other: Tensor) -> Tensor:
+        """The Kullback-Leibler divergence of the other from the first."""
+        log_probs = prediction.log_softmax(-1)
+        return (log_probs.exp() * (log_probs - other.log_softmax(-1))).sum(-1)
 
     def rescale(self, old: Scale, new: Scale) -> None:
         """Nothing: the atoms stay where they are, and stand for other returns."""

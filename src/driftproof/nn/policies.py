@@ -321,17 +321,46 @@ class DistributionalPolicy(BasePolicy):
             segments: Where episodes start, for one call over time.
             keep: 0 where they start ``[T, B]``, for a loop over time with static shapes instead.
         """
-
-        def run(core: Core, features: Tensor, start: State) -> Tensor:
-            return core(features, start, segments) if keep is None else core.masked(features, start, keep)
-
-        first = observation if isinstance(observation, Tensor) else next(iter(observation.values()))
-        shape = first.shape[:2]
-        flat = map_observation(observation, lambda part: part.flatten(0, 1))
-        features, critic_features = (part.view(*shape, -1) for part in self._features(flat))
-        memory = run(self.actor_core, features, state.actor)
-        critic_memory = memory if self.critic_core is None else run(self.critic_core, critic_features, state.critic)
+        features = self._sequence_features(observation, self.features_extractor)
+        critic_features = features
+        if self.critic_features_extractor is not None:
+            critic_features = self._sequence_features(observation, self.critic_features_extractor)
+        memory = _run(self.actor_core, features, state.actor, segments, keep)
+        critic_memory = memory
+        if self.critic_core is not None:
+            critic_memory = _run(self.critic_core, critic_features, state.critic, segments, keep)
         return Evaluation(self._action_parameters(memory), self.predict_returns(critic_memory))
+
+    def evaluate_actor(
+        self,
+        observation: Observation,
+        state: PolicyState,
+        segments: Segments | None = None,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        """The parameters that :meth:`evaluate` returns, without asking the critics."""
+        features = self._sequence_features(observation, self.features_extractor)
+        return self._action_parameters(_run(self.actor_core, features, state.actor, segments, keep))
+
+    def evaluate_critics(
+        self,
+        observation: Observation,
+        state: PolicyState,
+        segments: Segments | None = None,
+        keep: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The predictions that :meth:`evaluate` returns, without asking the actor."""
+        core, start = (self.actor_core, state.actor) if self.critic_core is None else (self.critic_core, state.critic)
+        own = self.critic_features_extractor
+        features = self._sequence_features(observation, self.features_extractor if own is None else own)
+        return self.predict_returns(_run(core, features, start, segments, keep))
+
+    def _sequence_features(self, observation: Observation, extractor: BaseFeaturesExtractor) -> Tensor:
+        """Features ``[T, B, features]``."""
+        first = observation if isinstance(observation, Tensor) else next(iter(observation.values()))
+        flat = map_observation(observation, lambda part: part.flatten(0, 1))
+        features: Tensor = self.extract_features(flat, extractor)
+        return features.view(*first.shape[:2], -1)
 
     def _features(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Features for the actor and for the critics ``[B, features]``."""
@@ -536,6 +565,10 @@ def _widths(
         if not isinstance(widths, Sequence) or not all(isinstance(width, int) and width >= 1 for width in widths):
             raise ValueError(f"Invalid net_arch: {net_arch!r}; widths must be whole numbers of at least 1")
     return list(actor), list(critic)
+
+
+def _run(core: Core, features: Tensor, start: State, segments: Segments | None, keep: Tensor | None) -> Tensor:
+    return core(features, start, segments) if keep is None else core.masked(features, start, keep)
 
 
 def _network(width: int, widths: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:

@@ -24,6 +24,7 @@ from driftproof._arguments import check_count, check_number
 from driftproof.nn.heads import ClipMode
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy, PolicyState
 from driftproof.optim import VarianceGradientScaler
+from driftproof.ppo.adversary import Adversary, AdversarySettings
 from driftproof.ppo.collection import collect
 from driftproof.ppo.entropy import DecayStart, EntropySchedule
 from driftproof.ppo.graph import GraphedStep
@@ -126,6 +127,8 @@ class DistributionalPPO(Persistent):
         ent_boost_below: Explained variance that counts as bad; ``None``: 0.
         ent_boost_cap: The most that a boost leads to.
         return_scale_decay: Memory of the running scale of returns, per update.
+        adversarial: Train against perturbed observations: :class:`driftproof.adversarial.SAPPOConfig`. Not with
+            ``cuda_graph``.
         skip_limit: Minibatches in a row with a loss or gradient that is not finite, until training stops.
         cuda_graph: Capture the optimizer step in a CUDA graph.
         mixed_precision: Networks in bfloat16, on CUDA.
@@ -203,6 +206,7 @@ class DistributionalPPO(Persistent):
         ent_boost_below: float | None = None,
         ent_boost_cap: float | None = None,
         return_scale_decay: float = 0.9,
+        adversarial: AdversarySettings | None = None,
         skip_limit: int = 10,
         cuda_graph: bool = False,
         mixed_precision: bool = False,
@@ -260,6 +264,7 @@ class DistributionalPPO(Persistent):
             "ent_boost_cap": ent_boost_cap,
         }
         self.return_scale_decay = return_scale_decay
+        self.adversarial = adversarial
         self.skip_limit = skip_limit
         self.cuda_graph = cuda_graph
         self.mixed_precision = mixed_precision
@@ -311,6 +316,9 @@ class DistributionalPPO(Persistent):
         self.kl_penalty: KLPenalty | None = None
         if self.kl_penalty_kwargs is not None:
             self.kl_penalty = KLPenalty(target, **self.kl_penalty_kwargs, device=self.device)
+        self.adversary: Adversary | None = None
+        if self.adversarial is not None:
+            self.adversary = self.adversarial.build(self.policy, self.seed)
         self.hyperparams = collect_hyperparams(self)
         self._step = self._make_step()
         self._take_step: OptimizerStep | GraphedStep = self._step
@@ -323,7 +331,7 @@ class DistributionalPPO(Persistent):
         if self.env is not None:
             self.normalizer.attach(self.env)
         self.counters, self.edge = Counters(self), Edge(self)
-        components: dict[str, Stateful | None] = {
+        possible: dict[str, Stateful | None] = {
             "policy": self.policy,
             "optimizer": self.policy.optimizer,
             "vgs": self.vgs,
@@ -331,15 +339,16 @@ class DistributionalPPO(Persistent):
             "return_scale": self.return_scale,
             "entropy": self.entropy,
             "normalizer": self.normalizer,
+            "adversary": self.adversary,
             "hyperparams": self.hyperparams,
             "counters": self.counters,
             "rollout": self.edge,
             "random": Generators(self),
         }
+        components = {name: component for name, component in possible.items() if component is not None}
         self._built_in = tuple(components)
         for name, component in components.items():
-            if component is not None:
-                self.register(name, component)
+            self.register(name, component)
 
     def _captured_settings(self) -> dict[str, float]:
         """Hyper-parameters that a captured step does not read from tensors."""
@@ -362,6 +371,7 @@ class DistributionalPPO(Persistent):
             mode,
             self.kl_penalty is not None,
             autocast,
+            self.adversary,
         )
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
@@ -417,7 +427,7 @@ class DistributionalPPO(Persistent):
         self: Self,
         total_timesteps: int,
         callback: MaybeCallback = None,
-        log_interval: int = 1,
+        log_interval: int | None = 1,
         tb_log_name: str = "DistributionalPPO",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
@@ -427,7 +437,7 @@ class DistributionalPPO(Persistent):
         Args:
             total_timesteps: Steps, all environments together.
             callback: Called at every step.
-            log_interval: Updates between log entries.
+            log_interval: Updates between log entries; ``None``: none, callbacks may write them.
             tb_log_name: Name of the run.
             reset_num_timesteps: Count from zero, and reset environments; otherwise go on.
             progress_bar: Show one.
@@ -506,7 +516,7 @@ class DistributionalPPO(Persistent):
     def resume(
         self: Self,
         callback: MaybeCallback = None,
-        log_interval: int = 1,
+        log_interval: int | None = 1,
         tb_log_name: str = "DistributionalPPO",
         progress_bar: bool = False,
     ) -> Self:

@@ -1,7 +1,11 @@
 """Where environments are: taken when an agent is saved, and given back when it goes on.
 
-Environments that offer ``state_dict`` and ``load_state_dict`` continue where they were. What wrappers around them hold
-is known for those of Gymnasium and Stable-Baselines3 that hold anything.
+Environments that offer ``state_dict`` and ``load_state_dict`` continue where they were, unless ``continues`` says that
+these are not all. What wrappers around them hold is known for those of Gymnasium and Stable-Baselines3 that hold
+anything.
+
+What goes on when episodes end, such as how far a world has drifted, is an environment's ``lasting_state``: a dict that
+can be read and set, also where environments restart. Its ``specification`` says what it is a state of.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from driftproof.ppo.rollout import HostObservation
+from driftproof.ppo.vector_env import GymnasiumVecEnv
 
 _ENV_WRAPPERS: dict[type, str] = {Monitor: "rewards", TimeLimit: "_elapsed_steps"}
 """The attribute that says how far an episode is."""
@@ -90,6 +95,28 @@ def restore_environments(env: VecEnv, states: Mapping[str, Any]) -> bool:
     return True
 
 
+def lasting_states(env: VecEnv) -> list[dict[str, Any]] | None:
+    """What goes on when episodes end, of all environments; ``None`` if there is no such thing."""
+    base = env.unwrapped
+    if not isinstance(base, DummyVecEnv | SubprocVecEnv | GymnasiumVecEnv) or not base.has_attr("lasting_state"):
+        return None
+    return base.get_attr("lasting_state")
+
+
+def restore_lasting(env: VecEnv, states: Sequence[Mapping[str, Any]]) -> bool:
+    """Let what goes on when episodes end go on from there; whether these are such environments at all."""
+    base, here = env.unwrapped, lasting_states(env)
+    # Compared here, as processes of environments do not survive an error.
+    if here is None or [state["specification"] for state in here] != [state["specification"] for state in states]:
+        return False
+    if isinstance(base, GymnasiumVecEnv):
+        base.env.unwrapped.set_attr("lasting_state", list(states))
+    else:
+        for i, state in enumerate(states):
+            base.env_method("set_wrapper_attr", "lasting_state", state, indices=[i])
+    return True
+
+
 def without_learning(env: VecEnv) -> HostObservation:
     """Reset, but leave statistics of observations as they are."""
     normalizers = [wrapper for wrapper in _wrappers(env) if isinstance(wrapper, VecNormalize)]
@@ -140,7 +167,9 @@ def _wrappers(env: VecEnv) -> Iterator[VecEnvWrapper]:
 
 
 def _offer_states(base: VecEnv) -> bool:
-    return all(base.has_attr(name) for name in ("state_dict", "load_state_dict"))
+    if not all(base.has_attr(name) for name in ("state_dict", "load_state_dict")):
+        return False
+    return all(base.get_attr("continues")) if base.has_attr("continues") else True
 
 
 def _is_known(wrapper: VecEnvWrapper) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,21 @@ _SCHEDULES: dict[str, Callable[..., Callable[[float], float]]] = {
 }
 
 
+_CONFIGS: dict[str, type[Any]] = {}
+"""Dataclasses of settings that a file may name, once their rooms are imported."""
+
+_ROOMS = {"SAPPOConfig": "driftproof.adversarial", "PerturbationConfig": "driftproof.adversarial"}
+"""Where those are that this room does not know: what imports point away from, files may still need."""
+
+_Config = TypeVar("_Config", bound=type[Any])
+
+
+def storable(kind: _Config) -> _Config:
+    """A decorator for dataclasses of settings that files hold by their fields."""
+    _CONFIGS[kind.__name__] = kind
+    return kind
+
+
 def is_known(kind: Any) -> bool:
     """Whether a file may name this class."""
     return _CLASSES.get(_name(kind)) is kind
@@ -68,6 +84,9 @@ def encode(value: Any) -> Any:
         return [encode(part) for part in value]
     if type(value).__name__ in _SCHEDULES and isinstance(value, _SCHEDULES[type(value).__name__]):  # type: ignore[arg-type]
         return {"$schedule": type(value).__name__, **_arguments(value)}
+    if _CONFIGS.get(type(value).__name__) is type(value):
+        fields = {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"$config": type(value).__name__, **fields}
     return {"$class": _name(value)} if is_known(value) else {"$foreign": _name(value)}
 
 
@@ -112,6 +131,10 @@ def _decode_tagged(tag: str, value: dict[str, Any], given: Mapping[str, Any], pl
         return _SCHEDULES[content](**{key: float(number) for key, number in value.items() if key != tag})
     if tag == "$class":
         return _CLASSES[content]
+    if tag == "$config":
+        if content not in _CONFIGS:
+            importlib.import_module(_ROOMS[content])
+        return _CONFIGS[content](**{key: decode(part, given, place) for key, part in value.items() if key != tag})
     if tag != "$foreign":
         raise ValueError(f"unknown kind {tag}")
     for name in (place, place.rpartition(".")[2], content, content.rpartition(".")[2]):

@@ -20,8 +20,10 @@ from driftproof.ppo.environments import (
     can_continue,
     environment_states,
     generator_states,
+    lasting_states,
     restore_environments,
     restore_generators,
+    restore_lasting,
     without_learning,
 )
 from driftproof.state import compare
@@ -99,6 +101,8 @@ class Edge:
         self._agent = agent
         self.reset_seed: int | None = None
         """What environments were seeded with when they were last reset, if nothing has happened since."""
+        self._before_reset: list[dict[str, Any]] | None = None
+        """What goes on when episodes end, as it was then."""
 
     @property
     def is_whole(self) -> bool:
@@ -116,9 +120,13 @@ class Edge:
         state: dict[str, Any] = {
             "episodes": _episodes(agent.ep_info_buffer),
             "successes": [float(success) for success in agent.ep_success_buffer or ()],
+            "lasting": None,
             "running": None,
         }
-        if agent._last_obs is None or agent.env is None:
+        if agent.env is None:
+            return state
+        state["lasting"] = self._before_reset if self.reset_seed is not None else lasting_states(agent.env)
+        if agent._last_obs is None:
             return state
         memory = agent.policy.initial_state(agent.env.num_envs) if agent._forget else agent.state
         state["running"] = {
@@ -133,7 +141,8 @@ class Edge:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from there, if the environments can; otherwise new episodes begin."""
         agent = self._agent
-        if wrong := set(state_dict) ^ {"episodes", "successes", "running"}:
+        lasting = state_dict.get("lasting")  # Older files know nothing of it.
+        if wrong := {"lasting", *state_dict} ^ {"episodes", "successes", "lasting", "running"}:
             raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
         agent.ep_info_buffer = deque(_infos(state_dict["episodes"]), maxlen=agent._stats_window_size)
         agent.ep_success_buffer = deque(state_dict["successes"], maxlen=agent._stats_window_size)
@@ -141,6 +150,13 @@ class Edge:
         env, running = agent.env, state_dict["running"]
         if env is None:
             return
+        if lasting is not None and not restore_lasting(env, lasting):
+            warnings.warn(
+                "the environments had drifted, and these do not drift in that way, or are not as many: they begin anew",
+                stacklevel=2,
+            )
+            return
+        self._before_reset = lasting
         if running is None:
             if agent.num_timesteps == 0 and agent.seed is not None:
                 env.seed(agent.seed)  # As when it was made, for nothing has begun.
@@ -175,6 +191,7 @@ class Edge:
         """Begin new episodes that can begin again, elsewhere."""
         agent = self._agent
         assert agent.env is not None
+        self._before_reset = lasting_states(agent.env)
         agent.env.seed(seed)
         agent._last_obs = agent.env.reset()  # type: ignore[assignment]
         agent._last_episode_starts = np.ones(agent.env.num_envs, dtype=bool)

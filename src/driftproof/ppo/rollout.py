@@ -37,6 +37,7 @@ class Minibatch(NamedTuple):
         state: What was remembered before the first step.
         segments: Where episodes start.
         keep: The same as a mask ``[K, B]``, for static shapes; ``None``: use ``segments``.
+        attacked_segments: Where episodes start in the first sequences, which an adversary attacks.
     """
 
     observations: Observation
@@ -50,6 +51,7 @@ class Minibatch(NamedTuple):
     state: PolicyState
     segments: Segments | None
     keep: Tensor | None
+    attacked_segments: Segments | None = None
 
 
 class Rollout:
@@ -112,6 +114,7 @@ class Rollout:
         orders: list[Tensor],
         with_predictions: bool,
         static_shapes: bool,
+        attacked: int = 0,
     ) -> Iterator[Minibatch]:
         """Minibatches of whole chunks ``[K, B]``, one pass for every order.
 
@@ -123,6 +126,7 @@ class Rollout:
             orders: Permutations of the ``T / K * N`` chunks, on the CPU.
             with_predictions: Whether clipping needs what the critics said.
             static_shapes: Give a mask of episode starts instead of segments.
+            attacked: How many of the B chunks an adversary attacks.
         """
 
         def chunked(part: Tensor) -> Tensor:
@@ -141,9 +145,11 @@ class Rollout:
         for order in orders:
             for host_index in torch.split(order, chunks_per_batch):
                 index = host_index.to(self.device, non_blocking=True)
-                segments = None
+                segments = attacked_segments = None
                 if not static_shapes and self.states.actor + self.states.critic:
-                    segments = Segments.cut(starts[:, host_index.numpy()], self.device)
+                    own_starts = starts[:, host_index.numpy()]
+                    segments = Segments.cut(own_starts, self.device)
+                    attacked_segments = Segments.cut(own_starts[:, :attacked], self.device)
                 pick = partial(_pick, index)
                 yield Minibatch(
                     map_observation(observations, pick),
@@ -157,6 +163,7 @@ class Rollout:
                     PolicyState(*(tuple(map(pick, parts)) for parts in states)),
                     segments,
                     None if keep is None else pick(keep),
+                    attacked_segments,
                 )
 
     def _to_device(self, mask: npt.NDArray[np.bool_]) -> Tensor:

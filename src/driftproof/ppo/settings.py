@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import math
 import os
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -17,9 +16,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof._batches import sequence_steps
 from driftproof.nn.heads import CLIP_MODES, QuantileHead
 from driftproof.nn.policies import DistributionalPolicy
 from driftproof.optim import VarianceGradientScaler
+from driftproof.ppo.adversary import check_adversarial
 from driftproof.ppo.entropy import EntropySchedule
 from driftproof.ppo.hyperparams import Hyperparameter, Hyperparameters, Schedule, base_and_schedule
 from driftproof.ppo.kl import KLPenalty, StopMode
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from driftproof.ppo.algorithm import DistributionalPPO
 
 _DEFAULT_LEARNING_RATE = 3e-4
-_LONGEST_DEFAULT_CHUNK = 32
-_SHORTEST_DEFAULT_CHUNK = 8
 
 _BOUNDS: dict[str, dict[str, float]] = {
     "learning_rate": {"at_least": 0},
@@ -201,6 +200,7 @@ def check_settings(agent: DistributionalPPO) -> None:
     if not isinstance(agent.tensorboard_log, str | os.PathLike | None):
         raise TypeError(f"tensorboard_log must be a path, not {agent.tensorboard_log!r}")
     optimizer_class(agent.optimizer_class)
+    check_adversarial(agent.adversarial)
     _check_combinations(agent)
     EntropySchedule(**agent.entropy_kwargs).check(initial["ent_coef"])
 
@@ -217,6 +217,8 @@ def _check_combinations(agent: DistributionalPPO) -> None:
     if agent.vgs_kwargs and not agent.variance_gradient_scaling:
         raise ValueError("vgs_kwargs are given, but variance_gradient_scaling is off")
     check_keywords("vgs_kwargs", agent.vgs_kwargs, [VarianceGradientScaler], taken=("parameters",))
+    if agent.adversarial is not None and agent.cuda_graph:
+        raise ValueError("cuda_graph=True does not capture attacks: leave out cuda_graph, or adversarial")
     check_device(agent)
 
 
@@ -302,32 +304,10 @@ def check_heads(agent: DistributionalPPO) -> None:
 
 def chunk_length(agent: DistributionalPPO, envs: int) -> int:
     """Steps that stay together in minibatches, which must divide evenly."""
-    steps, batch_size = agent.n_steps, agent.batch_size
-    chunk = agent.sequence_length
-    if not agent.policy.is_recurrent:
-        if chunk not in (None, 1):
-            raise ValueError(
-                f"sequence_length={chunk} is for policies with memory; {type(agent.policy).__name__} has none"
-            )
-        chunk = 1
-    elif chunk is None:
-        chunk = max(k for k in range(1, min(steps, _LONGEST_DEFAULT_CHUNK) + 1) if steps % k == 0)
-        if chunk < min(steps, _SHORTEST_DEFAULT_CHUNK):
-            raise ValueError(
-                f"n_steps={steps} can be cut into sequences of {chunk} at most, too short to learn a memory: use a "
-                f"multiple of {_LONGEST_DEFAULT_CHUNK}, or give sequence_length"
-            )
-    if steps % chunk:
-        raise ValueError(f"sequence_length={chunk} does not divide n_steps={steps}; use one of {_divisors(steps)}")
-    samples = steps * envs
-    if batch_size % chunk or samples % batch_size:
-        fitting = [b for b in _divisors(samples) if b % chunk == 0]
-        near = sorted(sorted(fitting, key=lambda b: abs(b - batch_size))[:4])
-        raise ValueError(
-            f"batch_size={batch_size} does not fit: it must be a multiple of sequence_length={chunk} and divide "
-            f"n_steps * n_envs = {steps} * {envs} = {samples}; use for example {', '.join(map(str, near))}"
-        )
-    return int(chunk)
+    chunk, is_recurrent = agent.sequence_length, agent.policy.is_recurrent
+    if not is_recurrent and chunk not in (None, 1):
+        raise ValueError(f"sequence_length={chunk} is for policies with memory; {type(agent.policy).__name__} has none")
+    return sequence_steps(agent.n_steps, envs, agent.batch_size, chunk, is_recurrent)
 
 
 def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:
@@ -356,6 +336,8 @@ def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:
             entries[f"vgs.{key}"] = Hyperparameter(
                 getattr(vgs, key), bounds, whole=key == "warmup_steps", apply=partial(setattr, vgs, key)
             )
+    if agent.adversary is not None:
+        entries |= {f"adversary.{key}": entry for key, entry in agent.adversary.hyperparameters().items()}
     fixed = {
         name: "it was not given when the agent was made" if name in _OPTIONAL else "it is set when the agent is made"
         for name in inspect.signature(type(agent)).parameters
@@ -384,8 +366,3 @@ def _set_target_kl(agent: DistributionalPPO, value: float) -> None:
         agent.kl_stop.set_target(value)
     if agent.kl_penalty is not None:
         agent.kl_penalty.set_target(value)
-
-
-def _divisors(number: int) -> list[int]:
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})

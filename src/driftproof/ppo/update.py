@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from driftproof.nn.heads import ClipMode
-from driftproof.nn.policies import DistributionalPolicy
+from driftproof.nn.policies import DistributionalPolicy, Evaluation
 from driftproof.optim import VarianceGradientScaler
+from driftproof.ppo.adversary import Adversary
 from driftproof.ppo.kl import KLStop, approximate_kl
 from driftproof.ppo.losses import Number, mean, policy_loss, value_loss
 from driftproof.ppo.rollout import Minibatch
@@ -44,6 +45,7 @@ class OptimizerStep:
         clip_mode: How predictions of returns are clipped.
         kl_penalty: Whether the loss contains the KL divergence from the distribution that actions were drawn from.
         autocast: A context for the networks' arithmetic.
+        adversary: Adds to the loss what it makes of worse observations.
         undo: Take steps and undo them on every device, the CPU too.
     """
 
@@ -56,14 +58,18 @@ class OptimizerStep:
         clip_mode: ClipMode | None,
         kl_penalty: bool,
         autocast: Callable[[], AbstractContextManager[object]],
+        adversary: Adversary | None = None,
         undo: bool = False,
     ) -> None:
         self.policy, self.optimizer, self.vgs, self.stop = policy, optimizer, vgs, stop
         self.clip_mode, self.kl_penalty, self.autocast = clip_mode, kl_penalty, autocast
+        self.adversary = adversary
         self.undo = undo or policy.device.type != "cpu"
         self.names = ["loss", "policy_loss", "entropy", "approx_kl", "kl", "clip_fraction", "scaled_norm"]
         critics = range(1, len(policy.critics) + 1)
-        self.names += [f"critic_loss_{i}" for i in critics] + [f"critic_norm_{i}" for i in critics]
+        self.names += [f"critic_loss_{i}" for i in critics]
+        self.names += [] if adversary is None else [f"adversarial/{name}" for name in adversary.names]
+        self.names += [f"critic_norm_{i}" for i in critics]
         self.names += ["grad_norm", "finite", "go_on"]
         # What batch normalisation and the like change in the forward pass already.
         normalisers = (m for m in policy.modules() if isinstance(m, nn.modules.batchnorm._NormBase))
@@ -113,7 +119,12 @@ class OptimizerStep:
         if self.kl_penalty:
             kl = mean(distribution.kl(batch.parameters, parameters), valid)
             loss = loss + c.kl_coef * kl
-        facts = [loss, policy_term, entropy, approx_kl, kl, mean(clipped, valid), *critic_terms]
+        told: list[Tensor] = []
+        if self.adversary is not None:
+            with self.autocast():
+                robust_term, told = self.adversary.loss(batch, Evaluation(parameters, predictions), c.vf_coef)
+            loss = loss + robust_term
+        facts = [loss, policy_term, entropy, approx_kl, kl, mean(clipped, valid), *critic_terms, *told]
         return loss, [fact.detach() for fact in facts]
 
     @torch.no_grad()

@@ -1,0 +1,16 @@
+"""Observations made worse on purpose: attacks, training against them, and evaluation under them."""
+
+from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
+from driftproof.adversarial.evaluation import AttackResult, Robustness, evaluate_under_attack
+from driftproof.adversarial.learned import train_adversary
+from driftproof.adversarial.training import SAPPOConfig
+
+__all__ = [
+    "AttackResult",
+    "PerturbationConfig",
+    "Robustness",
+    "SAPPOConfig",
+    "StatePerturbation",
+    "evaluate_under_attack",
+    "train_adversary",
+]

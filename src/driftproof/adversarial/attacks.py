@@ -1,0 +1,343 @@
+"""Worst-case observations: where, within a small ball around what is seen, does an objective become large?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import is_image_space
+from torch import Tensor
+
+from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof.adversarial.balls import (
+    NormType,
+    Size,
+    moved,
+    norms,
+    project,
+    random_offsets,
+    steepest,
+    unit_scale,
+)
+from driftproof.nn.policies import Observation
+from driftproof.ppo.manifest import storable
+
+AttackMethod: TypeAlias = Literal["pgd", "fgsm", "sgld"]
+Objective: TypeAlias = Callable[[Observation], Tensor]
+"""From observations to what the attack makes large, one number for each or their sum."""
+
+_WHOLE = ""
+"""Name of the only part of an observation without keys."""
+_SEED = 0xAD7E25
+"""Keeps an attack's random numbers apart from others that come from the same seed."""
+
+
+@storable
+@dataclass(frozen=True)
+class PerturbationConfig:
+    """How far an observation may be moved, and how the worst place for it is searched.
+
+    Distances are in units of what the policy sees: of the normalised observation with ``VecNormalize``, of brightness
+    from 0 to 1 in images that the policy divides by 255.
+
+    Args:
+        epsilon: Radius of the ball. 0: nothing moves.
+        attack_steps: Steps of PGD and SGLD. More find worse places, at the price of a forward and a backward pass each;
+            typically 1 to 10 in training, 10 to 100 in evaluation. FGSM takes one.
+        attack_lr: Length of a step, at this ``epsilon``; where another is in force, steps grow and shrink with it.
+            FGSM's leads to the surface.
+        random_init: Start from a random point in the ball instead of from the clean observation. Objectives whose
+            gradient vanishes there start so in any case.
+        norm_type: ``"linf"``: every number may move by ``epsilon``; ``"l2"``: all of an observation together, each
+            part of a dictionary by itself.
+        clip_min: Perturbed observations are never below it, unless the clean one is, and then no further; ``None``:
+            any.
+        clip_max: The same above.
+        attack_method: ``"pgd"``: projected gradient ascent (Madry et al., 2018, arXiv 1706.06083); ``"fgsm"``: one
+            step to the surface (Goodfellow et al., 2015, arXiv 1412.6572); ``"sgld"``: ascent with noise that fades
+            (Welling & Teh, 2011; in SA-PPO, Zhang et al., 2020, arXiv 2003.08938).
+    """
+
+    epsilon: float = 0.075
+    attack_steps: int = 3
+    attack_lr: float = 0.03
+    random_init: bool = True
+    norm_type: NormType = "linf"
+    clip_min: float | None = None
+    clip_max: float | None = None
+    attack_method: AttackMethod = "pgd"
+
+    def __post_init__(self) -> None:
+        check_number("epsilon", self.epsilon, at_least=0)
+        check_count("attack_steps", self.attack_steps, at_least=1)
+        check_number("attack_lr", self.attack_lr, above=0)
+        check_flag("random_init", self.random_init)
+        check_option("norm_type", self.norm_type, get_args(NormType))
+        check_option("attack_method", self.attack_method, get_args(AttackMethod))
+        for name in ("clip_min", "clip_max"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name))
+        if self.clip_min is not None and self.clip_max is not None and not self.clip_min < self.clip_max:
+            raise ValueError(f"clip_min={self.clip_min!r} must be below clip_max={self.clip_max!r}")
+
+
+class _Part(NamedTuple):
+    """How a part of observations is perturbed.
+
+    Attributes:
+        rank: Axes of one observation; ``None``: all but the first.
+        scale: What a distance of 1 is in the numbers of the tensor.
+        low: Least number.
+        high: Largest.
+    """
+
+    rank: int | None
+    scale: float
+    low: float
+    high: float
+
+
+class StatePerturbation:
+    """Moves observations within a ball to where an objective is large.
+
+    Gradients are taken with respect to observations alone: those of parameters stay what they are, to the bit. Random
+    numbers come from a generator of its own. Nothing is read back from the device.
+
+    Args:
+        config: How far, and how.
+        observation_space: Of observations with any leading axes, such as whole sequences: every Box is perturbed, and
+            what is no Box stays as it is. ``None``: a tensor of floats whose first axis is the batch.
+        images_are_divided: Whether the policy divides images by 255 (``normalize_images``).
+        device: Where observations are.
+        seed: Of the random generator; ``None``: another every time.
+
+    Raises:
+        ValueError: Nothing in the observation space can be perturbed.
+    """
+
+    def __init__(
+        self,
+        config: PerturbationConfig | None = None,
+        observation_space: spaces.Space[Any] | None = None,
+        *,
+        images_are_divided: bool = True,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+    ) -> None:
+        self.config = PerturbationConfig() if config is None else config
+        self._parts = self._find_parts(observation_space, images_are_divided)
+        self.device = torch.device(device)
+        self.generator = torch.Generator(self.device)
+        sequence = np.random.SeedSequence(None if seed is None else [seed, _SEED])
+        self.generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+        counters = ("attacks", "observations", "gradients", "norm_sum", "norm_max")
+        self._totals = {name: torch.zeros((), dtype=torch.float64, device=self.device) for name in counters}
+
+    def perturb(
+        self,
+        observation: Observation,
+        objective: Objective,
+        *,
+        epsilon: Size | None = None,
+        is_flat_at_clean: bool = False,
+    ) -> Observation:
+        """Observations within the ball at which the objective is large, without a graph; numbers become floats.
+
+        Args:
+            observation: ``[..., *shape]``, or a dictionary of these.
+            objective: Differentiable. For recurrent policies a function of whole sequences: what an observation does
+                to later steps is then seen too.
+            epsilon: Radius, a number or a 0-dim tensor, instead of the one in ``config``.
+            is_flat_at_clean: Whether its gradient is zero at the clean observation, as that of a distance from it is.
+        """
+        size: Size = self.config.epsilon if epsilon is None else epsilon
+        clean = self._select(observation)
+        starts_anywhere = self.config.random_init or is_flat_at_clean
+        offsets = {key: self._first(key, part, size if starts_anywhere else None) for key, part in clean.items()}
+        steps, length = self._plan(size, starts_anywhere)
+        for step in range(steps):
+            gradients = self._gradients(observation, clean, offsets, objective)
+            for key, gradient in gradients.items():
+                offsets[key] = self._step(key, clean[key], offsets[key], gradient, size, length, step)
+        self._count(offsets, gradients=steps)
+        return self._put(observation, {key: self._moved(key, part, offsets[key]) for key, part in clean.items()})
+
+    def random(self, observation: Observation, *, epsilon: Size | None = None) -> Observation:
+        """Observations drawn evenly from the ball."""
+        size: Size = self.config.epsilon if epsilon is None else epsilon
+        clean = self._select(observation)
+        offsets = {key: self._first(key, part, size) for key, part in clean.items()}
+        self._count(offsets, gradients=0)
+        return self._put(observation, {key: self._moved(key, part, offsets[key]) for key, part in clean.items()})
+
+    def move(self, observation: Observation, directions: Tensor, *, epsilon: Size | None = None) -> Observation:
+        """Observations moved as somebody says.
+
+        Args:
+            observation: ``[..., *shape]``, or a dictionary of these.
+            directions: ``[..., size]`` from -1 to 1, what to move every number by as a share of ``epsilon``.
+            epsilon: Radius, instead of the one in ``config``.
+        """
+        radius: Size = self.config.epsilon if epsilon is None else epsilon
+        clean, offsets, first = self._select(observation), {}, 0
+        for key, part in clean.items():
+            rank, radius_here = self._rank(key, part), radius * self._parts[key].scale
+            count = math.prod(part.shape[part.dim() - rank :])
+            own = directions[..., first : first + count].reshape(part.shape).to(part.dtype) * radius_here
+            offsets[key] = self._clip(key, part, project(own, radius_here, self.config.norm_type, rank))
+            first += count
+        self._count(offsets, gradients=0)
+        return self._put(observation, {key: self._moved(key, part, offsets[key]) for key, part in clean.items()})
+
+    def norms(self, clean: Observation, perturbed: Observation) -> Tensor:
+        """How far observations were moved ``[...]``, in units of ``epsilon``'s; of dictionaries, the farthest part."""
+        before, after = self._select(clean), self._select(perturbed)
+        return self._norms({key: after[key] - part for key, part in before.items()})
+
+    def statistics(self) -> dict[str, Tensor]:
+        """What has been done up to now, as 0-dim tensors.
+
+        ``attacks``: calls; ``observations``: in all of them; ``gradients``: forward and backward passes;
+        ``mean_norm`` and ``max_norm``: how far observations were moved.
+        """
+        totals = {name: tensor.clone() for name, tensor in self._totals.items()}
+        mean = totals.pop("norm_sum") / totals["observations"].clamp_min(1)
+        return {**totals, "mean_norm": mean, "max_norm": totals.pop("norm_max")}
+
+    def reset_statistics(self) -> None:
+        """Count from zero."""
+        for tensor in self._totals.values():
+            tensor.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters and the generator's state. Settings are not part of it."""
+        counters = {name: float(tensor) for name, tensor in self._totals.items()}
+        return {"counters": counters, "device": self.device.type, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on as the saved one would have; the generator of another kind of device is of no use, and left aside.
+
+        Raises:
+            ValueError: The state does not fit; nothing has changed.
+        """
+        if wrong := set(state_dict) ^ {"counters", "device", "generator"}:
+            raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
+        counters = state_dict["counters"]
+        if wrong := set(counters) ^ set(self._totals):
+            raise ValueError(f"the counters lack, or should not have, {', '.join(sorted(map(repr, wrong)))}")
+        for name, value in counters.items():
+            check_number(name, value, at_least=0)
+        if state_dict["device"] == self.device.type:
+            try:
+                self.generator.set_state(state_dict["generator"].cpu())
+            except (RuntimeError, TypeError, AttributeError) as error:
+                raise ValueError(f"the state of the attack's random generator is none: {error}") from error
+        for name, value in counters.items():
+            self._totals[name].fill_(value)
+
+    def _find_parts(self, space: spaces.Space[Any] | None, images_are_divided: bool) -> dict[str, _Part]:
+        config = self.config
+        low = -math.inf if config.clip_min is None else config.clip_min
+        high = math.inf if config.clip_max is None else config.clip_max
+        if space is None:
+            return {_WHOLE: _Part(None, 1.0, low, high)}
+        named = space.spaces if isinstance(space, spaces.Dict) else {_WHOLE: space}
+        parts = {}
+        for key, part in named.items():
+            if isinstance(part, spaces.Box):
+                if images_are_divided and is_image_space(part):
+                    bounds = max(low, 0.0) * 255, min(high, 1.0) * 255
+                    parts[key] = _Part(len(part.shape), 255.0, *bounds)
+                else:
+                    parts[key] = _Part(len(part.shape), 1.0, low, high)
+        if not parts:
+            raise ValueError(f"nothing in the observation space {space} can be perturbed: it has no Box")
+        return parts
+
+    def _select(self, observation: Observation) -> dict[str, Tensor]:
+        """The parts that are perturbed, as floats without a graph."""
+        named = observation if isinstance(observation, dict) else {_WHOLE: observation}
+        if missing := [key for key in self._parts if key not in named]:
+            raise ValueError(f"the observation lacks {missing}: it has {sorted(named)}")
+        parts = {key: named[key].detach() for key in self._parts}
+        return {key: part if part.is_floating_point() else part.float() for key, part in parts.items()}
+
+    def _put(self, observation: Observation, parts: Mapping[str, Tensor]) -> Observation:
+        return {**observation, **parts} if isinstance(observation, dict) else parts[_WHOLE]
+
+    def _rank(self, key: str, part: Tensor) -> int:
+        rank = self._parts[key].rank
+        return part.dim() - 1 if rank is None else rank
+
+    def _first(self, key: str, clean: Tensor, size: Size | None) -> Tensor:
+        """Where the search begins: anywhere in the ball of that size, or at its centre."""
+        if size is None:
+            return torch.zeros_like(clean)
+        norm, rank = self.config.norm_type, self._rank(key, clean)
+        offsets = random_offsets(clean, size, norm, rank, self.generator) * self._parts[key].scale
+        return self._clip(key, clean, offsets)
+
+    def _plan(self, size: Size, starts_anywhere: bool) -> tuple[int, Size]:
+        """How many steps, and how long."""
+        config = self.config
+        if config.attack_method == "fgsm":
+            return 1, size * 2 if starts_anywhere else size
+        in_proportion = config.attack_lr if config.epsilon == 0 else size * (config.attack_lr / config.epsilon)
+        return config.attack_steps, in_proportion
+
+    def _gradients(
+        self, observation: Observation, clean: Mapping[str, Tensor], offsets: Mapping[str, Tensor], objective: Objective
+    ) -> dict[str, Tensor]:
+        with torch.enable_grad():
+            points = {key: (part + offsets[key]).requires_grad_() for key, part in clean.items()}
+            total = objective(self._put(observation, points)).sum()
+            if not total.requires_grad:
+                raise ValueError("the objective does not depend on the observation, or not differentiably")
+            found = torch.autograd.grad(total, list(points.values()), allow_unused=True, materialize_grads=True)
+        return {key: gradient.nan_to_num(0.0) for key, gradient in zip(points, found, strict=True)}
+
+    def _step(
+        self, key: str, clean: Tensor, offsets: Tensor, gradient: Tensor, size: Size, length: Size, step: int
+    ) -> Tensor:
+        norm, rank, scale = self.config.norm_type, self._rank(key, clean), self._parts[key].scale
+        if self.config.attack_method == "sgld":
+            noise = torch.randn(clean.shape, generator=self.generator, device=clean.device, dtype=clean.dtype)
+            gradient = unit_scale(gradient, rank) + noise * (math.sqrt(2 * self.config.attack_lr) / (step + 2))
+        ahead = offsets + steepest(gradient, norm, rank) * (length * scale)
+        return self._clip(key, clean, project(ahead, size * scale, norm, rank))
+
+    def _clip(self, key: str, clean: Tensor, offsets: Tensor) -> Tensor:
+        """Offsets that lead out of the range of observations no further than the clean ones are already."""
+        part = self._parts[key]
+        if part.low > -math.inf:
+            offsets = torch.maximum(offsets, (part.low - clean).clamp_max(0))
+        if part.high < math.inf:
+            offsets = torch.minimum(offsets, (part.high - clean).clamp_min(0))
+        return offsets
+
+    def _moved(self, key: str, clean: Tensor, offsets: Tensor) -> Tensor:
+        """The perturbed observations, in the ball and in their range in spite of rounding."""
+        result, part = moved(clean, offsets), self._parts[key]
+        if part.low > -math.inf:
+            result = torch.maximum(result, clean.clamp_max(part.low))
+        if part.high < math.inf:
+            result = torch.minimum(result, clean.clamp_min(part.high))
+        return result
+
+    def _norms(self, offsets: Mapping[str, Tensor]) -> Tensor:
+        kind = self.config.norm_type
+        lengths = [norms(part, kind, self._rank(key, part)) / self._parts[key].scale for key, part in offsets.items()]
+        return lengths[0] if len(lengths) == 1 else torch.stack(lengths).amax(0)
+
+    def _count(self, offsets: Mapping[str, Tensor], gradients: int) -> None:
+        lengths = self._norms(offsets)
+        self._totals["attacks"].add_(1)
+        self._totals["observations"].add_(lengths.numel())
+        self._totals["gradients"].add_(gradients)
+        self._totals["norm_sum"].add_(lengths.sum())
+        self._totals["norm_max"].copy_(torch.maximum(self._totals["norm_max"], lengths.max()))

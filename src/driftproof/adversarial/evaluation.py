@@ -1,0 +1,215 @@
+"""How an agent does when what it sees is wrong: returns under attacks of several kinds and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+from stable_baselines3.common.type_aliases import GymEnv
+
+from driftproof._arguments import check_count, check_number, check_option
+from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
+from driftproof.adversarial.learned import LearnedAttack, perturbation_of, train_adversary
+from driftproof.adversarial.playing import Flags, Perturb, Player, as_the_agent_sees_it, play
+from driftproof.nn.policies import Observation
+from driftproof.ppo import DistributionalPPO
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+AttackName: TypeAlias = Literal["clean", "random", "mad", "critic", "learned"]
+
+_DRAWS = 10_000
+"""Of the bootstrap."""
+_SEARCH = PerturbationConfig(epsilon=1.0, attack_steps=10, attack_lr=0.25)
+"""How the worst place is searched: steps of a quarter of the radius."""
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """Returns under one attack.
+
+    Attributes:
+        attack: Its name.
+        epsilon: Its radius; 0 if nobody attacks.
+        returns: Of every episode.
+        mean: Theirs.
+        low: Lower end of the mean's 95% interval, by bootstrap over episodes.
+        high: Its upper end.
+    """
+
+    attack: str
+    epsilon: float
+    returns: tuple[float, ...]
+    mean: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(attack: str, epsilon: float, returns: Sequence[float]) -> AttackResult:
+        """With the mean of these returns and its interval."""
+        values = np.asarray(returns)
+        means = np.random.default_rng(0).choice(values, size=(_DRAWS, len(values))).mean(1)
+        low, high = np.quantile(means, [0.025, 0.975])
+        return AttackResult(attack, epsilon, tuple(returns), float(values.mean()), float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """A table of returns under attacks; ``print`` shows it.
+
+    Attributes:
+        results: One for each attack and radius.
+    """
+
+    results: tuple[AttackResult, ...]
+
+    def worst(self, epsilon: float | None = None) -> AttackResult:
+        """The attack that took most, of all or of those with this radius."""
+        found = [result for result in self.results if epsilon is None or result.epsilon == epsilon]
+        if not found:
+            raise ValueError(f"there is no attack with epsilon {epsilon!r}: there are {self._epsilons()}")
+        return min(found, key=lambda result: result.mean)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"results": [{**vars(result), "returns": list(result.returns)} for result in self.results]}
+
+    def plot(self, axes: Axes | None = None, path: str | Path | None = None) -> Axes:
+        """Return against radius, a line and its interval for each attack.
+
+        Args:
+            axes: Where to draw; ``None``: a new figure.
+            path: Where to save the picture.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError("a plot needs matplotlib: pip install matplotlib") from error
+        if axes is None:
+            axes = Figure(figsize=(6, 4), layout="constrained").subplots()
+        clean = [result for result in self.results if result.epsilon == 0]
+        for name in dict.fromkeys(result.attack for result in self.results if result.epsilon > 0):
+            line = [*clean[:1], *(result for result in self.results if result.attack == name and result.epsilon > 0)]
+            line.sort(key=lambda result: result.epsilon)
+            x = [result.epsilon for result in line]
+            axes.plot(x, [result.mean for result in line], marker="o", label=name)
+            axes.fill_between(x, [result.low for result in line], [result.high for result in line], alpha=0.15)
+        if clean:
+            axes.axhline(clean[0].mean, color="black", linewidth=0.8, linestyle=":", label="clean")
+        axes.set_xlabel("ε")
+        axes.set_ylabel("return")
+        axes.legend(frameon=False)
+        if path is not None:
+            axes.figure.savefig(str(path), dpi=150)  # type: ignore[union-attr]
+        return axes
+
+    def __str__(self) -> str:
+        rows = [("attack", "epsilon", "return", "95% interval", "episodes")]
+        for r in self.results:
+            interval = f"[{r.low:.4g}, {r.high:.4g}]"
+            rows.append((r.attack, f"{r.epsilon:g}", f"{r.mean:.4g}", interval, f"{len(r.returns)}"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+    def _epsilons(self) -> list[float]:
+        return sorted({result.epsilon for result in self.results})
+
+
+def evaluate_under_attack(
+    model: DistributionalPPO,
+    env: GymEnv | str,
+    attacks: Sequence[AttackName] = ("clean", "random", "mad", "critic"),
+    epsilons: Sequence[float] = (0.025, 0.05, 0.075),
+    episodes: int = 20,
+    *,
+    perturbation: PerturbationConfig | None = None,
+    adversaries: Mapping[float, DistributionalPPO] | None = None,
+    adversary_steps: int = 50_000,
+    deterministic: bool = True,
+    seed: int | None = 0,
+) -> Robustness:
+    """Let an agent play while what it sees is moved, with every attack and every radius, the same episodes each time.
+
+    ``"clean"``: nobody attacks. ``"random"``: anywhere in the ball. ``"mad"``: where the distribution of actions is
+    farthest from the one that there would be (maximal action difference, Zhang et al., 2020, arXiv 2003.08938).
+    ``"critic"``: where the critics expect least. ``"learned"``: as an agent moves it that was trained to, the strongest
+    of these if it was trained long enough. The agent remembers what it was shown.
+
+    Args:
+        model: The agent.
+        env: Where to play: not the one that it trains in. Its ``VecNormalize``, or else the agent's own statistics,
+            stand still, and the attack is on what they make of observations.
+        attacks: Which.
+        epsilons: Radii, in units of what the policy sees.
+        episodes: How many for each attack and radius.
+        perturbation: How the worst place is searched, relative to its ``epsilon``; ``None``: ten steps of PGD, of a
+            quarter of the radius.
+        adversaries: Trained ones for ``"learned"``, by radius. Others are trained here.
+        adversary_steps: How long.
+        deterministic: Whether the agent takes its most probable actions.
+        seed: Of environments and attacks.
+    """
+    _check(attacks, epsilons, episodes)
+    config, trained = perturbation or _SEARCH, dict(adversaries or {})
+    results = []
+    with as_the_agent_sees_it(model, env) as venv:
+        player = Player(model, deterministic)
+        if "clean" in attacks:
+            results.append(AttackResult.of("clean", 0.0, play(player, venv, None, episodes, seed)))
+        for name in attacks:
+            for epsilon in epsilons if name != "clean" else ():
+                if name == "learned" and epsilon not in trained:
+                    trained[epsilon] = train_adversary(
+                        model, venv, epsilon, adversary_steps, norm_type=config.norm_type, seed=seed
+                    )
+                attack = perturbation_of(model, _scaled(config, epsilon), seed)
+                perturb = _attack(name, attack, trained.get(epsilon))
+                results.append(AttackResult.of(name, epsilon, play(player, venv, perturb, episodes, seed)))
+    return Robustness(tuple(results))
+
+
+def _attack(name: AttackName, attack: StatePerturbation, adversary: DistributionalPPO | None) -> Perturb:
+    """The attack of that name."""
+
+    def random(player: Player, observation: Observation, starts: Flags) -> Observation:
+        return attack.random(observation)
+
+    def mad(player: Player, observation: Observation, starts: Flags) -> Observation:
+        with torch.no_grad():
+            intended = player.actor(observation)
+        kl = player.policy.distribution.kl
+        return attack.perturb(observation, lambda seen: kl(intended, player.actor(seen)), is_flat_at_clean=True)
+
+    def critic(player: Player, observation: Observation, starts: Flags) -> Observation:
+        return attack.perturb(observation, lambda seen: -player.value(seen))
+
+    if adversary is not None and name == "learned":
+        return LearnedAttack(adversary, attack)
+    return {"random": random, "mad": mad, "critic": critic}[name]
+
+
+def _scaled(config: PerturbationConfig, epsilon: float) -> PerturbationConfig:
+    """The same search in a ball of another size."""
+    lr = config.attack_lr if config.epsilon == 0 or epsilon == 0 else config.attack_lr * epsilon / config.epsilon
+    fields = {**vars(config), "epsilon": epsilon, "attack_lr": lr}
+    return PerturbationConfig(**fields)
+
+
+def _check(attacks: Sequence[AttackName], epsilons: Sequence[float], episodes: int) -> None:
+    if isinstance(attacks, str):
+        raise TypeError(f"attacks must be a sequence of names, such as [{attacks!r}]")
+    for name in attacks:
+        check_option("attacks", name, get_args(AttackName))
+    for epsilon in epsilons:
+        check_number("epsilons", epsilon, above=0)
+    check_count("episodes", episodes, at_least=1)
+    if not attacks or (not epsilons and set(attacks) != {"clean"}):
+        raise ValueError(f"attacks={attacks!r} with epsilons={epsilons!r} is nothing to evaluate")

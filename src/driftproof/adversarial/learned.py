@@ -1,0 +1,149 @@
+"""An adversary that learns: an agent of this library whose actions move what another agent sees."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+
+from driftproof._arguments import check_count, check_number
+from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
+from driftproof.adversarial.balls import NormType
+from driftproof.adversarial.playing import Flags, Player, as_the_agent_sees_it, resets
+from driftproof.nn.policies import Observation
+from driftproof.ppo import DistributionalPPO
+from driftproof.ppo.persistence import unchanged_generators
+
+_ROLLOUT, _BATCH, _SEQUENCE = 2048, 256, 32
+"""Steps of all environments together between an adversary's updates and in its minibatches, at most; of a sequence."""
+
+
+class AdversaryEnv(VecEnvWrapper):
+    """A victim's world as its adversary lives in it: actions move what the victim sees, its losses are rewards.
+
+    This is the decision process whose best policy is the strongest attack (Zhang et al., 2020, arXiv 2003.08938;
+    learned as in Zhang et al., 2021, arXiv 2101.08452). What ``info["episode"]`` tells are the victim's returns.
+
+    Args:
+        venv: The victim's environments, observations as it sees them.
+        victim: Acts in them.
+        attack: Says how far observations may be moved.
+    """
+
+    def __init__(self, venv: VecEnv, victim: Player, attack: StatePerturbation) -> None:
+        size = numbers_in_boxes(venv.observation_space)
+        super().__init__(venv, action_space=spaces.Box(-1, 1, (size,), np.float32))
+        self.victim, self.attack = victim, attack
+        self._observation: Any = None
+
+    def reset(self) -> VecEnvObs:
+        self._observation = self.venv.reset()
+        self.victim.begin(self.num_envs)
+        return self._observation  # type: ignore[no-any-return]
+
+    def step_async(self, actions: npt.NDArray[Any]) -> None:
+        tensors, _ = self.victim.policy.obs_to_tensor(self._observation)
+        directions = torch.from_numpy(actions).to(self.victim.policy.device)
+        self.venv.step_async(self.victim.act(self.attack.move(tensors, directions)).cpu().numpy())
+
+    def step_wait(self) -> VecEnvStepReturn:
+        self._observation, rewards, dones, infos = self.venv.step_wait()
+        self.victim.forget(dones | resets(infos))
+        return self._observation, -rewards, dones, infos
+
+
+def train_adversary(
+    model: DistributionalPPO,
+    env: GymEnv | str,
+    epsilon: float,
+    steps: int,
+    *,
+    norm_type: NormType = "linf",
+    seed: int | None = 0,
+    callback: MaybeCallback = None,
+    **settings: Any,
+) -> DistributionalPPO:
+    """An agent that has learned to mislead another one, whose weights stay as they are.
+
+    Args:
+        model: The victim, which acts deterministically.
+        env: Where it lives, not the one that it trains in. Its ``VecNormalize``, or the agent's own statistics, stand
+            still; ``epsilon`` is in units of what they make.
+        epsilon: How far observations may be moved.
+        steps: Of training; tens of thousands for small tasks, as many as the victim had for hard ones.
+        norm_type: Of the ball.
+        seed: Of the adversary.
+        callback: For its training.
+        settings: Of its :class:`DistributionalPPO`. By default it remembers if the victim does.
+    """
+    check_number("epsilon", epsilon, at_least=0)
+    check_count("steps", steps, at_least=1)
+    config = PerturbationConfig(epsilon=epsilon, norm_type=norm_type)
+    with as_the_agent_sees_it(model, env) as venv, unchanged_generators():
+        world = AdversaryEnv(venv, Player(model), perturbation_of(model, config))
+        adversary = DistributionalPPO(env=world, seed=seed, **{**_defaults(model, venv.num_envs, steps), **settings})
+        adversary.learn(steps, callback)
+    # It keeps statistics, not somebody's environment.
+    adversary.env = None
+    return adversary
+
+
+class LearnedAttack:
+    """What a trained adversary does to observations.
+
+    Args:
+        adversary: From :func:`train_adversary`.
+        attack: Says how far observations may be moved.
+    """
+
+    def __init__(self, adversary: DistributionalPPO, attack: StatePerturbation) -> None:
+        self.player, self.attack = Player(adversary), attack
+
+    def __call__(self, victim: Player, observation: Observation, starts: Flags) -> Observation:
+        """What the victim is shown; the adversary remembers what there was to see."""
+        if starts.all():
+            self.player.begin(len(starts))
+        self.player.forget(starts)
+        return self.attack.move(observation, self.player.act(observation))
+
+
+def perturbation_of(model: DistributionalPPO, config: PerturbationConfig, seed: int | None = None) -> StatePerturbation:
+    """An attack on what this agent sees."""
+    return StatePerturbation(
+        config,
+        model.observation_space,
+        images_are_divided=model.policy.normalize_images,
+        device=model.device,
+        seed=seed,
+    )
+
+
+def numbers_in_boxes(space: spaces.Space[Any]) -> int:
+    """How many numbers of an observation can be moved."""
+    parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
+    return sum(math.prod(part.shape) for part in parts if isinstance(part, spaces.Box))
+
+
+def _defaults(model: DistributionalPPO, envs: int, steps: int) -> dict[str, Any]:
+    """Settings of an adversary that learns for so many steps."""
+    space = model.observation_space
+    kind = "MultiInput" if isinstance(space, spaces.Dict) else "Cnn" if is_image_space(space) else "Mlp"
+    # Powers of two, so that minibatches divide rollouts.
+    chunks, chunks_per_batch = (
+        2 ** max(0, (min(most, steps) // (_SEQUENCE * envs)).bit_length() - 1) for most in (_ROLLOUT, _BATCH)
+    )
+    return {
+        "policy": f"{kind}LstmPolicy" if model.policy.is_recurrent else f"{kind}Policy",
+        "n_steps": _SEQUENCE * chunks,
+        "batch_size": _SEQUENCE * envs * chunks_per_batch,
+        "gamma": model.gamma,
+        "device": model.device,
+    }

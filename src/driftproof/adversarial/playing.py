@@ -1,0 +1,134 @@
+"""Agents that play while somebody changes what they see."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import make
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from torch import Tensor
+
+from driftproof.nn.policies import Observation, PolicyState
+from driftproof.ppo import DistributionalPPO
+from driftproof.ppo.collection import forget
+
+Flags: TypeAlias = "npt.NDArray[np.bool_]"
+
+
+class Player:
+    """An agent's policy with what it remembers of several running episodes: of what it was shown, true or not.
+
+    Args:
+        model: The agent. Its weights must not change while it plays.
+        deterministic: The most probable actions instead of random ones.
+    """
+
+    def __init__(self, model: DistributionalPPO, deterministic: bool = True) -> None:
+        self.model, self.policy, self.deterministic = model, model.policy, deterministic
+        self.policy.set_training_mode(False)
+        self._step = self.policy.stepper()
+        self.state: PolicyState = self.policy.initial_state(0)
+
+    def begin(self, envs: int) -> None:
+        """Remember nothing, in so many episodes."""
+        self.state = self.policy.initial_state(envs)
+
+    def forget(self, starts: Flags) -> None:
+        """Remember nothing where episodes start."""
+        self.state = forget(self.state, starts)
+
+    @torch.no_grad()
+    def act(self, observation: Observation) -> Tensor:
+        """Actions for the environments, having seen this."""
+        parameters, _, self.state = self._step(observation, self.state)
+        distribution = self.policy.distribution
+        if self.deterministic:
+            return distribution.to_env(distribution.mode(parameters))
+        noise = distribution.noise(len(parameters), device=parameters.device)
+        return distribution.to_env(distribution.sample(parameters, noise))
+
+    def actor(self, observation: Observation) -> Tensor:
+        """Parameters of the distribution of actions at this observation ``[N, ...]``, with a graph, not remembered."""
+        return self.policy.evaluate_actor(*self._as_sequence(observation)).squeeze(0)
+
+    def value(self, observation: Observation) -> Tensor:
+        """The return that the more cautious critic expects, normalised, with a graph, not remembered."""
+        predictions = self.policy.evaluate_critics(*self._as_sequence(observation))
+        means = [head.mean(p) for head, p in zip(self.policy.heads, predictions, strict=True)]
+        return torch.stack(means).amin(0).squeeze(0)
+
+    def _as_sequence(self, observation: Observation) -> tuple[Observation, PolicyState, None, Tensor]:
+        """Sequences of one step. A mask makes cores run step by step, as they do when acting."""
+        if isinstance(observation, dict):
+            sequence: Observation = {key: part.unsqueeze(0) for key, part in observation.items()}
+            envs = len(next(iter(observation.values())))
+        else:
+            sequence, envs = observation.unsqueeze(0), len(observation)
+        return sequence, self.state, None, torch.ones(1, envs, device=self.policy.device)
+
+
+Perturb: TypeAlias = Callable[[Player, Observation, Flags], Observation]
+"""From a player, what there is to see and where episodes start to what the player is shown."""
+
+
+def play(player: Player, env: VecEnv, perturb: Perturb | None, episodes: int, seed: int | None) -> list[float]:
+    """Returns of so many episodes, shared evenly among the environments, so that short ones do not count more often.
+
+    Args:
+        player: Who acts.
+        env: Where.
+        perturb: Changes what the player sees; ``None``: nobody does.
+        episodes: How many.
+        seed: Of the environments; ``None``: as they are.
+    """
+    envs = env.num_envs
+    left = np.array([(episodes + i) // envs for i in range(envs)])
+    if seed is not None:
+        env.seed(seed)
+    observation, starts = env.reset(), np.ones(envs, dtype=bool)
+    player.begin(envs)
+    running, returns = np.zeros(envs), []
+    while left.any():
+        player.forget(starts)
+        tensors, _ = player.policy.obs_to_tensor(observation)  # type: ignore[arg-type]
+        shown = tensors if perturb is None else perturb(player, tensors, starts)
+        observation, rewards, dones, infos = env.step(player.act(shown).cpu().numpy())
+        running += rewards
+        for i in np.flatnonzero(dones & (left > 0)):
+            returns.append(float(running[i]))
+            left[i] -= 1
+        running[dones] = 0
+        starts = dones | resets(infos)
+    return returns
+
+
+def resets(infos: list[dict[str, Any]]) -> Flags:
+    """Where a vector environment only reset itself, in a step that is none."""
+    return np.fromiter((info.get("autoreset", False) for info in infos), bool, len(infos))
+
+
+@contextlib.contextmanager
+def as_the_agent_sees_it(model: DistributionalPPO, env: GymEnv | str) -> Iterator[VecEnv]:
+    """The environment with observations as the agent had them in training, whose statistics stand still meanwhile."""
+    wrapped = model._wrap_env(make(env) if isinstance(env, str) else env, 0)
+    wrapped = model.normalizer.wrapped(wrapped)
+    if (wrapped.observation_space, wrapped.action_space) != (model.observation_space, model.action_space):
+        raise ValueError(
+            f"the environment has observations {wrapped.observation_space} and actions {wrapped.action_space}, but the "
+            f"agent was made for {model.observation_space} and {model.action_space}"
+        )
+    normalizer = unwrap_vec_normalize(wrapped)
+    was_training = normalizer is not None and normalizer.training
+    if normalizer is not None:
+        normalizer.training = False
+    try:
+        yield wrapped
+    finally:
+        if normalizer is not None:
+            normalizer.training = was_training

@@ -1,0 +1,245 @@
+"""Adversarial training: what the policy says must not change where an adversary moves what it sees."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+
+from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
+from driftproof.nn.distributions import Gaussian
+from driftproof.nn.policies import DistributionalPolicy, Evaluation, Observation, map_observation
+from driftproof.ppo import Cosine, Linear
+from driftproof.ppo.adversary import Adversary
+from driftproof.ppo.hyperparams import Hyperparameter, base_and_schedule
+from driftproof.ppo.losses import Number, mean
+from driftproof.ppo.manifest import storable
+from driftproof.ppo.rollout import Minibatch
+
+EpsilonSchedule: TypeAlias = Literal["constant", "linear", "cosine"]
+
+_FICKLE = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU)
+"""Layers that, in training, change with every pass or say something else in each."""
+
+
+@storable
+@dataclass(frozen=True)
+class SAPPOConfig:
+    """Settings of adversarial training, for ``DistributionalPPO(..., adversarial=SAPPOConfig(...))``.
+
+    PPO learns from clean observations. Added to its loss is how much the policy's distribution changes at worst when
+    they are moved a little: SA-PPO (Zhang et al., 2020, arXiv 2003.08938).
+
+    Args:
+        adversarial_ratio: Share of each minibatch that is attacked; at least one sequence unless it is 0. More is
+            steadier and slower.
+        robust_kl_coef: Weight of KL(clean‖attacked), and times ``vf_coef`` of the critics' difference. More makes the
+            policy smoother, at some point too smooth to do its task. Typically 0.01 to 3.
+        warmup_updates: Updates before the first attack, in which the policy finds out what there is to defend.
+        attack_policy: Whether the distribution of actions is attacked and smoothed.
+        attack_value: Whether the critics' predictions are.
+        epsilon_schedule: How the radius goes from that of ``perturbation`` to ``epsilon_final`` over training.
+        epsilon_final: Where it ends, unless constant. It may be the larger: attacks then begin gently.
+        perturbation: How far observations are moved at first, and how the worst place is searched.
+    """
+
+    adversarial_ratio: float = 0.5
+    robust_kl_coef: float = 0.1
+    warmup_updates: int = 10
+    attack_policy: bool = True
+    attack_value: bool = True
+    epsilon_schedule: EpsilonSchedule = "constant"
+    epsilon_final: float = 0.05
+    perturbation: PerturbationConfig = field(default_factory=PerturbationConfig)
+
+    def __post_init__(self) -> None:
+        check_number("adversarial_ratio", self.adversarial_ratio, at_least=0, at_most=1)
+        check_number("robust_kl_coef", self.robust_kl_coef, at_least=0)
+        check_count("warmup_updates", self.warmup_updates)
+        check_flag("attack_policy", self.attack_policy)
+        check_flag("attack_value", self.attack_value)
+        check_option("epsilon_schedule", self.epsilon_schedule, get_args(EpsilonSchedule))
+        check_number("epsilon_final", self.epsilon_final, at_least=0)
+        if not isinstance(self.perturbation, PerturbationConfig):
+            raise TypeError(f"perturbation must be a PerturbationConfig, not {self.perturbation!r}")
+        if not (self.attack_policy or self.attack_value):
+            raise ValueError("attack_policy=False and attack_value=False leave nothing to attack: give one of them")
+        if self.epsilon_schedule != "constant" and self.perturbation.epsilon == 0 == self.epsilon_final:
+            raise ValueError(f"epsilon_schedule={self.epsilon_schedule!r} leads from an epsilon of 0 to one of 0")
+
+    def build(self, policy: DistributionalPolicy, seed: int | None) -> SmoothnessAdversary:
+        """The adversary of one agent."""
+        return SmoothnessAdversary(self, policy, seed)
+
+
+class SmoothnessAdversary(Adversary):
+    """Finds where, near what an agent saw, its policy and its critics say something else, and what that costs.
+
+    Actor and critics are attacked one by one, each at its own worst: no place is the worst for both.
+
+    Args:
+        config: Settings, which it does not change.
+        policy: The agent's.
+        seed: Of the attack's random numbers.
+    """
+
+    names = ("epsilon", "share", "robust_kl", "value_smoothing", "perturbation_norm")
+
+    def __init__(self, config: SAPPOConfig, policy: DistributionalPolicy, seed: int | None) -> None:
+        self.config, self.policy = config, policy
+        self.attack = StatePerturbation(
+            config.perturbation,
+            policy.observation_space,
+            images_are_divided=policy.normalize_images,
+            device=policy.device,
+            seed=seed,
+        )
+        self.updates = 0
+        """How many have begun."""
+        self._is_active = False
+        self.epsilon = torch.zeros((), device=policy.device)
+        self.coefficient = torch.zeros((), device=policy.device)
+        self._fickle = [module for module in policy.modules() if isinstance(module, _FICKLE)]
+
+    def hyperparameters(self) -> dict[str, Hyperparameter]:
+        config, epsilon = self.config, self.config.perturbation.epsilon
+        base, factor = base_and_schedule("epsilon", epsilon)
+        if config.epsilon_schedule != "constant":
+            schedule = Linear if config.epsilon_schedule == "linear" else Cosine
+            base, factor = base_and_schedule("epsilon", schedule(epsilon, config.epsilon_final))
+        bounds = {"at_least": 0.0}
+        return {
+            "epsilon": Hyperparameter(base, bounds, schedule=factor, apply=_setter(self.epsilon)),
+            "robust_kl_coef": Hyperparameter(config.robust_kl_coef, bounds, apply=_setter(self.coefficient)),
+        }
+
+    def begin_update(self) -> None:
+        self._is_active = self.updates >= self.config.warmup_updates and self.config.adversarial_ratio > 0
+        self.updates += 1
+
+    def share(self, sequences: int) -> int:
+        if not self._is_active:
+            return 0
+        return max(1, round(self.config.adversarial_ratio * sequences))
+
+    def loss(self, batch: Minibatch, clean: Evaluation, vf_coef: Number) -> tuple[Tensor, list[Tensor]]:
+        sequences = batch.log_probs.shape[1]
+        count = self.share(sequences)
+        zero = torch.zeros_like(self.epsilon)
+        if count == 0:
+            return zero, [self.epsilon.clone(), zero, zero, zero, zero]
+        part = _first(batch, count)
+        robust_kl = value_smoothing = zero
+        norms = []
+        with self._steady():
+            if self.config.attack_policy:
+                robust_kl, norm = self._policy_term(part, clean.parameters[:, :count])
+                norms.append(norm)
+            if self.config.attack_value:
+                value_smoothing, norm = self._value_term(part, tuple(p[:, :count] for p in clean.predictions))
+                norms.append(norm)
+        loss = self.coefficient * (robust_kl + vf_coef * value_smoothing)
+        share = torch.full_like(self.epsilon, count / sequences)
+        return loss, [self.epsilon.clone(), share, robust_kl, value_smoothing, torch.stack(norms).mean()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many updates have begun, and the attack's counters and generator."""
+        return {"updates": self.updates, "attack": self.attack.state_dict()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on as the saved one would have.
+
+        Raises:
+            ValueError: The state does not fit; nothing has changed.
+        """
+        if wrong := set(state_dict) ^ {"updates", "attack"}:
+            raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
+        check_count("updates", state_dict["updates"])
+        self.attack.load_state_dict(state_dict["attack"])
+        self.updates = state_dict["updates"]
+
+    def _policy_term(self, part: Minibatch, clean: Tensor) -> tuple[Tensor, Tensor]:
+        """KL(clean‖attacked) with a gradient, and how far observations were moved."""
+
+        def evaluate(observations: Observation) -> Tensor:
+            parameters = self.policy.evaluate_actor(observations, part.state, part.attacked_segments)
+            return self._with_fixed_spread(parameters.float())
+
+        clean = evaluate(part.observations) if self._fickle else self._with_fixed_spread(clean)
+        return self._term(part, clean, evaluate, self.policy.distribution.kl)
+
+    def _with_fixed_spread(self, parameters: Tensor) -> Tensor:
+        """Without the gradient of what no observation changes.
+
+        A Gaussian policy would lower the divergence by acting more at random, which defends nothing.
+        """
+        distribution = self.policy.distribution
+        if not isinstance(distribution, Gaussian):
+            return parameters
+        return torch.cat((parameters[..., : distribution.dim], parameters[..., distribution.dim :].detach()), -1)
+
+    def _value_term(self, part: Minibatch, clean: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """How far the critics' predictions move, with a gradient, and how far observations did."""
+        heads = self.policy.heads
+
+        def evaluate(observations: Observation) -> Tensor:
+            predictions = self.policy.evaluate_critics(observations, part.state, part.attacked_segments)
+            return torch.stack([prediction.float() for prediction in predictions])
+
+        def difference(one: Tensor, other: Tensor) -> Tensor:
+            pairs = zip(heads, one, other, strict=True)
+            return torch.stack([head.difference(a, b) for head, a, b in pairs]).mean(0)
+
+        stacked = evaluate(part.observations) if self._fickle else torch.stack(clean)
+        return self._term(part, stacked, evaluate, difference)
+
+    def _term(
+        self,
+        part: Minibatch,
+        clean: Tensor,
+        evaluate: Callable[[Observation], Tensor],
+        difference: Callable[[Tensor, Tensor], Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """The mean difference at the worst observations that were found, and how far away these are."""
+        reference = clean.detach()
+
+        def objective(observations: Observation) -> Tensor:
+            differences = difference(reference, evaluate(observations))
+            return differences if part.valid is None else differences * part.valid
+
+        attacked = self.attack.perturb(part.observations, objective, epsilon=self.epsilon, is_flat_at_clean=True)
+        norm = mean(self.attack.norms(part.observations, attacked), part.valid)
+        return mean(difference(clean, evaluate(attacked)), part.valid), norm
+
+    @contextlib.contextmanager
+    def _steady(self) -> Iterator[None]:
+        """Passes say the same every time, and leave the averages of batch normalisation alone."""
+        was_training = [module.training for module in self._fickle]
+        for module in self._fickle:
+            module.eval()
+        try:
+            yield
+        finally:
+            for module, training in zip(self._fickle, was_training, strict=True):
+                module.train(training)
+
+
+def _first(batch: Minibatch, count: int) -> Minibatch:
+    """The first sequences of a minibatch: what is needed of them."""
+    return batch._replace(
+        observations=map_observation(batch.observations, lambda part: part[:, :count]),
+        valid=None if batch.valid is None else batch.valid[:, :count],
+        state=batch.state.rows(slice(count)),
+    )
+
+
+def _setter(target: Tensor) -> Callable[[float], None]:
+    def apply(value: float) -> None:
+        target.fill_(value)
+
+    return apply

@@ -1,0 +1,74 @@
+"""All commands. What they need is imported when they run, so that ``--help`` is there at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import warnings
+from typing import Annotated, Any
+
+import typer
+
+from driftproof import __version__
+from driftproof.cli import configuration, evaluation, files, training, tuning
+from driftproof.cli.errors import USER_ERROR, as_lines, is_mistake
+
+app = typer.Typer(
+    help="Recurrent distributional PPO that keeps learning when the world changes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+_shows_tracebacks = False
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error came from.")] = False,
+) -> None:
+    global _shows_tracebacks
+    _shows_tracebacks = traceback
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+for _command in (
+    training.train,
+    tuning.tune,
+    evaluation.evaluate,
+    configuration.config,
+    files.inspect,
+    files.convert,
+):
+    app.command()(_command)
+
+
+def main() -> None:
+    """Run a command; mistakes of users are one line."""
+    warnings.showwarning = _show_warning
+    # What writers in other threads log, and what ends them, is raised in this one too.
+    logging.getLogger("driftproof").addHandler(logging.NullHandler())
+    threading.excepthook = _show_thread_error
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # Where users' own environments are.
+    try:
+        app()
+    except Exception as error:
+        if _shows_tracebacks or not is_mistake(error):
+            raise
+        print("\n".join(as_lines(error)), file=sys.stderr)
+        sys.exit(USER_ERROR)
+
+
+def _show_thread_error(arguments: threading.ExceptHookArgs) -> None:
+    if not issubclass(arguments.exc_type, OSError):
+        threading.__excepthook__(arguments)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"driftproof: warning: {' '.join(str(message).split())}", file=sys.stderr)

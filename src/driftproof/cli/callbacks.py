@@ -1,0 +1,77 @@
+"""What is noted while agents train."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.utils import safe_mean
+
+if TYPE_CHECKING:
+    from driftproof.cli.view import AgentStatus, Screen
+    from driftproof.pbt.folder import RunFolder
+    from driftproof.pbt.work import Row
+
+_SECONDS_BETWEEN_GLANCES = 0.2
+
+
+class LogDrift(BaseCallback):
+    """Logs what a world that drifts says of itself, of the first environment for all."""
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        for name, value in self.locals["infos"][0].get("drift", {}).items():
+            self.logger.record(f"drift/{name}", float(value))
+
+
+class LogRun(BaseCallback):
+    """Writes what was logged to the run's folder after every update, and shows it.
+
+    Stable-Baselines3 writes before the update, one late, and never what the last one did.
+
+    Args:
+        run: The folder.
+        status: What is shown.
+        screen: Where.
+    """
+
+    def __init__(self, run: RunFolder, status: AgentStatus, screen: Screen) -> None:
+        super().__init__()
+        self._run, self._status, self._screen = run, status, screen
+        self._glanced = 0.0
+        self._logged_at = 0
+
+    def _on_training_start(self) -> None:
+        self._logged_at = self.model.num_timesteps
+
+    def _on_step(self) -> bool:
+        if time.monotonic() - self._glanced > _SECONDS_BETWEEN_GLANCES:
+            self._glanced, self._status.steps = time.monotonic(), self.num_timesteps
+        return True
+
+    def _on_rollout_start(self) -> None:
+        self._log()
+
+    def _on_training_end(self) -> None:
+        self._log()
+
+    def _log(self) -> None:
+        """What the last update did, if it came to its end."""
+        model, logger = self.model, self.model.logger
+        if model.num_timesteps == self._logged_at or "train/loss" not in logger.name_to_value:
+            return
+        self._logged_at = self._status.steps = model.num_timesteps
+        row: Row = {"step": model.num_timesteps, "time/steps_per_second": self._status.steps_per_second}
+        if model.ep_info_buffer:
+            row["rollout/ep_rew_mean"] = float(safe_mean([episode["r"] for episode in model.ep_info_buffer]))
+            row["rollout/ep_len_mean"] = float(safe_mean([episode["l"] for episode in model.ep_info_buffer]))
+        if model.ep_success_buffer:
+            row["rollout/success_rate"] = float(safe_mean(model.ep_success_buffer))
+        row |= {name: float(value) for name, value in logger.name_to_value.items()}
+        logger.dump(model.num_timesteps)
+        self._run.log(0, [row])
+        self._status.update(row)
+        self._screen.refresh()

@@ -1,0 +1,276 @@
+"""``driftproof evaluate``, and the evaluation after a training."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from driftproof.cli import runs
+from driftproof.cli.errors import CommandError
+from driftproof.cli.options import EnvId, Overrides, RunsDir
+
+if TYPE_CHECKING:
+    import numpy as np
+    from stable_baselines3.common.vec_env import VecEnv
+
+    from driftproof.config import Config
+    from driftproof.ppo import DistributionalPPO
+
+_UNSEEN = 2**30
+"""Added to the run's seed: episodes that no training has seen."""
+_DRAWS = 10_000
+"""Of the bootstrap."""
+_MARKETS = ("driftproof/RegimeMarket-v0", "driftproof/Market-v0")
+ATTACKS = ("random", "mad", "critic", "learned")
+
+
+def evaluate(
+    run: Annotated[str, typer.Argument(help="Folder or name of a run, or a checkpoint.")],
+    episodes: Annotated[int | None, typer.Option("--episodes", min=1, help="Default: as configured.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the episodes.")] = None,
+    member: Annotated[int | None, typer.Option("--member", min=0, help="Of a population; default: the best.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The best checkpoint instead of the last.")] = False,
+    stochastic: Annotated[bool, typer.Option("--stochastic", help="Draw actions instead of the likeliest.")] = False,
+    attack: Annotated[
+        list[str] | None, typer.Option("--attack", help=f"Move what it sees: {', '.join(ATTACKS)}, or all; repeatable.")
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option("--epsilon", help="How far; repeatable. Default: 0.025, 0.05, 0.075.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", help="JSON file. Default: in the run's folder.")] = None,
+    env: EnvId = None,
+    overrides: Overrides = None,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Play episodes that training has not seen, and compare; with --attack, while what the agent sees is moved."""
+    from driftproof.state import read
+
+    if epsilon and not attack:
+        raise CommandError("--epsilon is how far an --attack moves what is seen: give one")
+    checkpoint, settings, folder = _found(run, runs_dir, env, overrides, member, best)
+    agent = _loaded(checkpoint, settings)
+    episodes = episodes or settings.run.evaluation_episodes or 20
+    typer.echo(f"{checkpoint}: {episodes} episodes of {settings.env.id}")
+    if attack:
+        result, name = _attacked(agent, settings, attack, epsilon, episodes, seed, not stochastic), "attacks.json"
+    else:
+        lasting = read(checkpoint).tree["rollout"].get("lasting")
+        result = measure(agent, settings, episodes, seed, not stochastic, lasting)
+        name = "evaluation.json"
+        typer.echo("\n".join(table(result)))
+    target = output or (None if folder is None else folder / name)
+    if target is not None:
+        _write(target, result)
+        typer.echo(f"written to {target}")
+
+
+def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: bool) -> None:
+    """Evaluate what came of a training, if it is new or that has not been done yet, and say where it is."""
+    from driftproof.ppo.environments import lasting_states
+
+    target = folder / "evaluation.json"
+    if target.exists() and not is_new:
+        typer.echo(f"{folder} is done: driftproof evaluate {folder} evaluates it again")
+        return
+    if settings.run.evaluation_episodes:
+        lasting = None if agent.env is None else lasting_states(agent.env)
+        result = measure(agent, settings, settings.run.evaluation_episodes, lasting=lasting)
+        _write(target, result)
+        typer.echo("\n".join(table(result)))
+    typer.echo(f"done: {folder}")
+
+
+def measure(
+    agent: DistributionalPPO,
+    settings: Config,
+    episodes: int,
+    seed: int | None = None,
+    deterministic: bool = True,
+    lasting: Sequence[Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Returns of an agent, and of what it is compared with, in the same episodes.
+
+    Args:
+        agent: Plays, without learning.
+        settings: Say where.
+        episodes: How many.
+        seed: Of the first of them; ``None``: such that no training has seen them.
+        deterministic: Whether it takes its most probable actions.
+        lasting: How far the world had drifted in training; it goes on from there.
+    """
+    first = settings.run.seed + _UNSEEN if seed is None else seed
+    with evaluation_env(settings, episodes) as venv:
+
+        def play(player: Any, seen: VecEnv) -> dict[str, Any]:
+            _let_drift(venv, lasting)
+            return summary(_returns(player, seen, episodes, first, deterministic))
+
+        result = play(agent, _normalized(agent, venv))
+        baselines = {name: play(player, venv) for name, player in _baselines(settings, venv, first).items()}
+    return {"episodes": episodes, "env": settings.env.id, "seed": first, **result, "baselines": baselines}
+
+
+@contextmanager
+def evaluation_env(settings: Config, episodes: int) -> Iterator[VecEnv]:
+    """Environments to evaluate in, not more than there are episodes."""
+    from driftproof.config import build_env
+
+    venv = build_env(settings, n_envs=min(settings.env.n_envs, episodes), is_evaluation=True)
+    try:
+        yield venv
+    finally:
+        venv.close()
+
+
+def _let_drift(venv: VecEnv, lasting: Sequence[Mapping[str, Any]] | None) -> None:
+    """Evaluate in the world as it was when training ended; one that drifts otherwise begins anew."""
+    from driftproof.ppo.environments import restore_lasting
+
+    if lasting:
+        restore_lasting(venv, [lasting[0]] * venv.num_envs)
+
+
+def summary(returns: list[float]) -> dict[str, Any]:
+    """Mean, deviation, and the mean's 95% interval, by bootstrap over episodes."""
+    import numpy as np
+
+    values = np.asarray(returns)
+    means = np.random.default_rng(0).choice(values, size=(_DRAWS, len(values))).mean(1)
+    low, high = np.quantile(means, [0.025, 0.975]).tolist()
+    return {"mean": float(values.mean()), "std": float(values.std()), "interval": [low, high], "returns": returns}
+
+
+def table(result: dict[str, Any]) -> list[str]:
+    """What was measured, as text."""
+    rows = [("", "return", "95% interval", "deviation")]
+    for name, each in {"agent": result, **result["baselines"]}.items():
+        low, high = each["interval"]
+        rows.append((name, f"{each['mean']:.4g}", f"[{low:.4g}, {high:.4g}]", f"{each['std']:.3g}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+class _Constant:
+    """Does always the same."""
+
+    def __init__(self, action: Any) -> None:
+        self._action = action
+
+    def predict(self, observation: Any, **_: Any) -> tuple[np.ndarray[Any, Any], None]:
+        import numpy as np
+
+        return np.repeat(np.asarray(self._action)[None], _count(observation), axis=0), None
+
+
+class _Random:
+    """Does anything."""
+
+    def __init__(self, space: Any, seed: int) -> None:
+        self._space = space
+        self._space.seed(seed)
+
+    def predict(self, observation: Any, **_: Any) -> tuple[np.ndarray[Any, Any], None]:
+        import numpy as np
+
+        return np.stack([np.asarray(self._space.sample()) for _ in range(_count(observation))]), None
+
+
+def _count(observation: Any) -> int:
+    return len(next(iter(observation.values())) if isinstance(observation, dict) else observation)
+
+
+def _baselines(settings: Config, venv: VecEnv, seed: int) -> dict[str, Any]:
+    """What an agent should be better than: in a market, to hold all the time or never, elsewhere chance."""
+    if settings.env.id not in _MARKETS:
+        return {"random": _Random(venv.action_space, seed)}
+    if venv.get_attr("actions")[0] == "discrete":
+        return {"buy and hold": _Constant(2), "flat": _Constant(1)}
+    return {"buy and hold": _Constant([1.0]), "flat": _Constant([0.0])}
+
+
+def _returns(player: Any, venv: VecEnv, episodes: int, seed: int, deterministic: bool = True) -> list[float]:
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    venv.seed(seed)
+    returns, _ = evaluate_policy(player, venv, episodes, deterministic, return_episode_rewards=True)
+    return [float(value) for value in returns]  # type: ignore[union-attr]
+
+
+def _normalized(agent: DistributionalPPO, venv: VecEnv) -> VecEnv:
+    """With the agent's statistics of observations, which stand still."""
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    wrapped = agent.normalizer.wrapped(venv)
+    if isinstance(wrapped, VecNormalize):
+        wrapped.training = False
+    return wrapped
+
+
+def _attacked(
+    agent: DistributionalPPO,
+    settings: Config,
+    attacks: list[str],
+    epsilons: list[float] | None,
+    episodes: int,
+    seed: int | None,
+    deterministic: bool,
+) -> dict[str, Any]:
+    from driftproof.adversarial import evaluate_under_attack
+
+    names = list(ATTACKS[:-1]) if "all" in attacks else attacks
+    if wrong := [name for name in names if name not in ATTACKS]:
+        raise CommandError(f"--attack {wrong[0]!r} must be one of {', '.join(ATTACKS)}, or all")
+    with evaluation_env(settings, episodes) as venv:
+        robustness = evaluate_under_attack(
+            agent,
+            venv,
+            ["clean", *names],  # type: ignore[list-item]
+            epsilons or (0.025, 0.05, 0.075),
+            episodes,
+            deterministic=deterministic,
+            seed=settings.run.seed + _UNSEEN if seed is None else seed,
+        )
+    typer.echo(str(robustness))
+    return robustness.to_dict()
+
+
+def _found(
+    run: str, runs_dir: Path, env: str | None, overrides: list[str] | None, member: int | None, best: bool
+) -> tuple[Path, Config, Path | None]:
+    """The checkpoint that is meant, the configuration, and the folder of the run."""
+    from driftproof.config import load
+
+    path = Path(run)
+    changes = [*([] if env is None else [f"env.id={env}"]), *(overrides or [])]
+    if path.is_file():
+        folder = next((parent for parent in path.resolve().parents if (parent / runs.CONFIG).is_file()), None)
+        if folder is None and env is None:
+            raise CommandError(f"{path} is not in the folder of a run: give --env, where to play")
+        if member is not None or best:
+            raise CommandError("--member and --best choose a checkpoint of a run, and one is given")
+        return path, load(None if folder is None else folder / runs.CONFIG, changes), None
+    folder = runs.find(run, runs_dir)
+    checkpoint = runs.checkpoint_of(folder, member, best)
+    return checkpoint, load(folder / runs.CONFIG, changes), None if changes else folder
+
+
+def _loaded(checkpoint: Path, settings: Config) -> DistributionalPPO:
+    from driftproof.config.build import foreign
+    from driftproof.ppo import DistributionalPPO
+
+    with warnings.catch_warnings():
+        # Where it was in its training is of no interest.
+        warnings.filterwarnings("ignore", message="the state has no|there is no component")
+        return DistributionalPPO.load(checkpoint, device=settings.run.device, custom_objects=foreign(settings))
+
+
+def _write(target: Path, result: dict[str, Any]) -> None:
+    from driftproof.state import write_atomically
+
+    write_atomically(target, [json.dumps(result).encode()])

@@ -1,0 +1,47 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from driftproof.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from driftproof.config import Config
+
+ConfigFile: TypeAlias = Annotated[
+    Path | None, typer.Argument(metavar="[CONFIG]", help="A YAML file; `driftproof config` shows all settings.")
+]
+EnvId: TypeAlias = Annotated[str | None, typer.Option("--env", help="Gymnasium id, or module:Id; env.id.")]
+Overrides: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting: ppo.learning_rate=1e-4.")
+]
+Name: TypeAlias = Annotated[str | None, typer.Option("--name", help="Of the run's folder. Default: after the env.")]
+RunsDir: TypeAlias = Annotated[Path, typer.Option("--runs-dir", help="Where folders of runs are.")]
+Resume: TypeAlias = Annotated[
+    str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run: its folder, or its name.")
+]
+
+
+def read_config(config: Path | None, env: str | None, overrides: list[str] | None) -> Config:
+    """The configuration that the options of a command say.
+
+    Raises:
+        CommandError: They say nothing.
+    """
+    from driftproof.config import load
+
+    if config is None and env is None and not overrides:
+        raise CommandError("give a CONFIG file, or --env ID; `driftproof config` shows all settings")
+    changes = [] if env is None else [f"env.id={env}"]
+    return load(config, [*changes, *(overrides or [])])
+
+
+def check_resume(resume: str | None, config: Path | None, env: str | None, name: str | None) -> None:
+    """Refuse options that say what a run is, for one that goes on as it was begun."""
+    given = [option for option, value in {"CONFIG": config, "--env": env, "--name": name}.items() if value is not None]
+    if resume is not None and given:
+        raise CommandError(f"--resume goes on with the configuration in the run's folder: leave out {', '.join(given)}")

@@ -1,0 +1,171 @@
+"""Folders of runs: made, found again, and what is in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from driftproof.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from driftproof.config import Config
+
+CONFIG = "config.yaml"
+
+
+def check_free(runs_dir: Path, name: str | None, command: str) -> None:
+    """Refuse a name that is taken.
+
+    Args:
+        runs_dir: Where folders of runs are.
+        name: Of the run; ``None``: one that is free will be found.
+        command: That would go on with a run.
+    """
+    if name is None:
+        return
+    if not name or name in (".", "..") or "/" in name or "\\" in name:
+        raise CommandError(f"--name {name!r} must be the name of a folder; where it lies is --runs-dir")
+    folder = runs_dir / name
+    if folder.exists():
+        raise CommandError(
+            f"{folder} exists: choose another --name, or go on with it: driftproof {command} --resume {folder}"
+        )
+
+
+def create(runs_dir: Path, name: str | None, config: Config, command: str) -> Path:
+    """Make the folder of a new run, with its configuration in it.
+
+    Raises:
+        CommandError: The name is taken, or nothing can be written there.
+    """
+    from driftproof.config import dumps
+    from driftproof.state import write_atomically
+
+    check_free(runs_dir, name, command)
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        folder = _made(runs_dir, config.env.id) if name is None else runs_dir / name
+        if name is not None:
+            folder.mkdir()
+        try:
+            write_atomically(folder / CONFIG, [dumps(config).encode()])
+        except BaseException:
+            folder.rmdir()
+            raise
+    except FileExistsError:
+        raise CommandError(f"{runs_dir / (name or '')} exists: choose another --name, or another --runs-dir") from None
+    except OSError as error:
+        raise CommandError(
+            f"no run can be written to {runs_dir}: {error.strerror}; choose another place, --runs-dir"
+        ) from error
+    return folder
+
+
+def _made(runs_dir: Path, env_id: str) -> Path:
+    """A folder named after the environment, with a number if there is one already."""
+    plain = re.sub(r"[^a-z0-9.]+", "-", env_id.rpartition(":")[2].lower()).strip("-.") or "run"
+    number = 1
+    while True:
+        folder = runs_dir / (plain if number == 1 else f"{plain}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
+
+
+def find(run: str | Path, runs_dir: Path) -> Path:
+    """The folder of a run, from its path or its name.
+
+    Raises:
+        CommandError: There is none.
+    """
+    for folder in (Path(run), runs_dir / run):
+        if (folder / CONFIG).is_file():
+            return folder
+    if Path(run).is_dir():
+        raise CommandError(f"{run} is not the folder of a run: there is no {CONFIG} in it")
+    names = sorted(path.parent.name for path in runs_dir.glob(f"*/{CONFIG}"))
+    there = f"; in {runs_dir} there are {', '.join(names)}" if names else ""
+    raise CommandError(f"there is no run {str(run)!r}{there}")
+
+
+def read(folder: Path, overrides: list[str] | None, changeable: Collection[str]) -> Config:
+    """The configuration of a run that goes on, with some settings changed for good.
+
+    Args:
+        folder: Of the run.
+        overrides: Changes.
+        changeable: Settings that may be others than when it was begun, by their places.
+
+    Raises:
+        CommandError: Others would change.
+    """
+    from driftproof.config import dumps, keys, load
+    from driftproof.state import write_atomically
+
+    before, config = load(folder / CONFIG), load(folder / CONFIG, overrides or ())
+    changed = [keys.dotted(path) for path in keys.settings() if keys.at(before, path) != keys.at(config, path)]
+    if wrong := [name for name in changed if name not in changeable]:
+        can = ", ".join(changeable)
+        raise CommandError(f"{wrong[0]} makes the run what it is, and cannot change when it goes on; these can: {can}")
+    if changed:
+        write_atomically(folder / CONFIG, [dumps(config).encode()])
+    return config
+
+
+def is_population(folder: Path) -> bool:
+    """Whether it holds more than one agent."""
+    return (folder / "population_state.json").exists()
+
+
+def is_single(folder: Path) -> bool:
+    """Whether it holds one agent that has been saved."""
+    return (folder / "checkpoints").exists()
+
+
+def checkpoint_of(folder: Path, member: int | None = None, best: bool = False) -> Path:
+    """The checkpoint of a run's agent: the last one, or the best; of a population, a member's or the best one's.
+
+    Raises:
+        CommandError: There is none.
+    """
+    if is_population(folder):
+        if best:
+            raise CommandError(f"{folder} is a population, which keeps each member's last state: leave out --best")
+        return _member_of(folder, member)
+    if member is not None:
+        raise CommandError(f"{folder} is no population: leave out --member")
+    from driftproof.state import CheckpointStore
+
+    store = CheckpointStore(folder / "checkpoints")
+    found: Path | None = store.best() if best else store.latest()
+    if found is None:
+        raise CommandError(f"there is no checkpoint in {folder} yet")
+    return found
+
+
+def _member_of(folder: Path, member: int | None) -> Path:
+    from driftproof.pbt.folder import RunFolder
+
+    state = RunFolder(folder).read_state()
+    places = state["members"]
+    reported = [i for i, place in enumerate(places) if place["file"] is not None]
+    if not reported:
+        raise CommandError(f"no member of {folder} has been saved yet")
+    if member is None:
+        sign = -1 if state["config"]["metric_mode"] == "min" else 1
+        worst = float("-inf")
+        scores = {i: places[i]["performance"] for i in reported}
+        member = max(reported, key=lambda i: worst if _is_missing(scores[i]) else sign * scores[i])
+    if member not in reported:
+        raise CommandError(f"{folder} has members 0 to {len(places) - 1}, of which {reported} have been saved")
+    members = Path(state["config"]["checkpoint_dir"] or folder / "members")
+    return members / str(places[member]["file"])
+
+
+def _is_missing(value: float | None) -> bool:
+    return value is None or value != value

@@ -1,0 +1,117 @@
+"""``driftproof tune``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from driftproof.cli import evaluation, runs
+from driftproof.cli.errors import INTERRUPTED, CommandError
+from driftproof.cli.interrupts import Interrupts
+from driftproof.cli.options import ConfigFile, EnvId, Name, Overrides, Resume, RunsDir, check_resume, read_config
+from driftproof.cli.view import PopulationStatus, Screen
+
+if TYPE_CHECKING:
+    from driftproof.config import Config
+    from driftproof.pbt import PBTRunner
+    from driftproof.ppo import DistributionalPPO
+
+
+_CHANGEABLE = (
+    *("run.evaluation_episodes", "run.threads", "run.device"),
+    *("pbt.backend", "pbt.workers", "pbt.resources_per_member", "pbt.address", "pbt.max_restarts"),
+)
+
+
+def tune(
+    config: ConfigFile = None,
+    env: EnvId = None,
+    overrides: Overrides = None,
+    name: Name = None,
+    runs_dir: RunsDir = Path("runs"),
+    resume: Resume = None,
+) -> None:
+    """Train a population that searches hyper-parameters. Ctrl-C lets those who train finish, and says how to go on."""
+    check_resume(resume, config, env, name)
+    if resume is None:
+        settings = read_config(config, env, overrides)
+        runs.check_free(runs_dir, name, "tune")
+        _check(settings)
+        folder = runs.create(runs_dir, name, settings, "tune")
+    else:
+        folder = runs.find(resume, runs_dir)
+        if runs.is_single(folder):
+            raise CommandError(f"{folder} holds a single agent: driftproof train --resume {folder}")
+        settings = runs.read(folder, overrides, _CHANGEABLE)
+    runner = _population(settings, folder)
+    is_new = min(runner.updates) < runner.total_updates
+    best = _run(runner, settings, folder)
+    evaluation.finish(best, settings, folder, is_new=is_new)
+    if best.env is not None:
+        best.env.close()
+
+
+def _check(settings: Config) -> None:
+    """Before there is a folder."""
+    from driftproof.config import check
+
+    check(settings, is_population=True)
+
+
+def _population(settings: Config, folder: Path) -> PBTRunner:
+    import torch
+
+    from driftproof.cli.callbacks import LogDrift
+    from driftproof.config import build_population
+
+    if settings.run.threads is not None:
+        torch.set_num_threads(settings.run.threads)
+    return build_population(settings, folder, resume=runs.is_population(folder), callback=LogDrift)
+
+
+def _run(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalPPO:
+    """Train to the end, or until somebody interrupts; the best agent."""
+    searched = [item.name for item in settings.pbt.hyperparams]
+    size, total = settings.pbt.population_size, settings.total_updates
+    status = PopulationStatus(str(folder), size, total, searched, settings.steps_per_update)
+    with Screen(status) as screen:
+
+        def show(runner: PBTRunner) -> None:
+            status.update(runner)
+            screen.refresh()
+
+        def stop() -> None:
+            runner.stop()
+            screen.say("finishing the slices in training, then saving; once more stops at once")
+
+        runner.on_change = show
+        with Interrupts(stop) as interrupts:
+            try:
+                best = runner.run()
+            except KeyboardInterrupt:
+                _say_stopped(folder, runner.updates, total)
+            except RuntimeError as error:
+                raise _explained(error, folder) from error
+            except OSError as error:
+                where = error.filename or folder
+                raise CommandError(f"{where}: {error.strerror}: driftproof tune --resume {folder}") from error
+    if interrupts.came and min(runner.updates) < total:
+        _say_stopped(folder, runner.updates, total)
+    return best
+
+
+def _say_stopped(folder: Path, updates: list[int], total: int) -> None:
+    done = f"stopped after {sum(updates):,} of {total * len(updates):,} updates; saved in {folder}"
+    typer.echo(f"{done}. Go on: driftproof tune --resume {folder}", err=True)
+    raise typer.Exit(INTERRUPTED)
+
+
+def _explained(error: RuntimeError, folder: Path) -> CommandError:
+    """What ended a run, in a line."""
+    lines = str(error).strip().splitlines()
+    what = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
+    if "another process" in what:
+        return CommandError(what)
+    return CommandError(f"{what}; when that is mended, driftproof tune --resume {folder}")

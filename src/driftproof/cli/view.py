@@ -1,0 +1,279 @@
+"""What a terminal shows of a training: a live view, or plain lines where there is none."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from driftproof.pbt import PBTRunner
+
+SIGNS = {
+    "return": "rollout/ep_rew_mean",
+    "VGS factor": "vgs/scaling_factor",
+    "critic divergence": "critic/divergence",
+    "KL": "train/approx_kl",
+    "entropy": "train/entropy_loss",
+}
+"""Vital signs, and the metrics that they are."""
+
+_SECONDS_BETWEEN_LINES = 2.0
+_BARS = "▁▂▃▄▅▆▇█"
+_HISTORY = 60
+
+
+class Status(Protocol):
+    """What there is to show."""
+
+    note: str
+    """Shown until the end."""
+
+    def renderable(self) -> RenderableType:
+        """All of it, for a terminal."""
+
+    def lines(self) -> Sequence[str]:
+        """What has changed, for a file."""
+
+
+class Screen:
+    """Shows a status: on a terminal all of it, again and again, and otherwise lines about what has changed.
+
+    Args:
+        status: Is asked, on a terminal by another thread.
+    """
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self._live: Any = None
+
+    def __enter__(self) -> Screen:
+        if sys.stdout.isatty():
+            from rich.live import Live
+
+            self._live = Live(get_renderable=self._status.renderable, refresh_per_second=4)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def refresh(self) -> None:
+        """Something has changed."""
+        if self._live is None:
+            for line in self._status.lines():
+                print(line, flush=True)
+
+    def say(self, note: str) -> None:
+        """Tell something, also from a signal handler, where nothing may be printed the usual way."""
+        self._status.note = note
+        if self._live is None:
+            os.write(2, f"driftproof: {note}\n".encode())
+
+
+class AgentStatus:
+    """One agent in training.
+
+    Args:
+        title: Of the run.
+        done: Steps it has taken before.
+        total: Steps it is to take.
+    """
+
+    def __init__(self, title: str, done: int, total: int) -> None:
+        self.title, self.steps, self.total = title, done, total
+        self.note = ""
+        self._done_before, self._began = done, time.monotonic()
+        self._row: Mapping[str, float] = {}
+        self._returns: list[float] = []
+        self._told_at = -math.inf
+
+    def update(self, row: Mapping[str, float]) -> None:
+        """After an update, what was logged of it."""
+        self.steps, self._row = int(row["step"]), dict(row)
+        if math.isfinite(value := row.get("rollout/ep_rew_mean", math.nan)):
+            self._returns = [*self._returns[1 - _HISTORY :], value]
+
+    @property
+    def steps_per_second(self) -> float:
+        return (self.steps - self._done_before) / max(time.monotonic() - self._began, 1e-9)
+
+    def lines(self) -> list[str]:
+        if time.monotonic() - self._told_at < _SECONDS_BETWEEN_LINES and self.steps < self.total:
+            return []
+        self._told_at = time.monotonic()
+        signs = "".join(f"  {name} {value}" for name, value in signs_of(self._row).items())
+        return [f"step {self.steps:,} of {self.total:,}  {self.steps_per_second:,.0f} steps/s{signs}"]
+
+    def renderable(self) -> RenderableType:
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 2))
+        for name, value in signs_of(self._row).items():
+            table.add_row(f"[dim]{name}", value)
+        if len(self._returns) > 1:
+            table.add_row("[dim]returns", f"[cyan]{sparkline(self._returns)}")
+        for name, drift in sorted(self._row.items()):
+            if name.startswith("drift/"):
+                table.add_row(f"[dim]{name}", number(drift))
+        parts: list[RenderableType] = [
+            progress_bar(self.steps, self.total, f"{self.steps_per_second:,.0f} steps/s", self._began),
+            table,
+        ]
+        if self.note:
+            parts.append(f"[yellow]{self.note}")
+        return Panel(Group(*parts), title=self.title, title_align="left", expand=False)
+
+
+class PopulationStatus:
+    """A population in training.
+
+    Args:
+        title: Of the run.
+        size: Members.
+        total: Updates of each.
+        shown: Hyper-parameters that are searched.
+        steps: Environment steps of an update.
+    """
+
+    def __init__(self, title: str, size: int, total: int, shown: Sequence[str], steps: int) -> None:
+        self.title, self.note = title, ""
+        self._size, self._total, self._shown, self._steps = size, total, list(shown), steps
+        self._began = time.monotonic()
+        self._updates_before: int | None = None
+        self._members: list[dict[str, Any]] = []
+        self._told_events: int | None = None
+        self._told_updates = [0] * size
+        self._news: list[str] = []
+
+    def update(self, runner: PBTRunner) -> None:
+        """After something has changed in a population."""
+        marks = ["" for _ in range(self._size)]
+        for event in runner.scheduler.events:
+            if event.kind in ("exploit", "replace"):
+                marks[event.member] = f"← {event.donor} at {event.step}"
+            elif event.kind == "restart":
+                marks[event.member] += " ↻"
+            elif event.kind == "undo":
+                marks[event.member] += " ↶"
+        updates = runner.updates
+        if self._updates_before is None:
+            self._updates_before = sum(updates)
+        self._members = [
+            {
+                "updates": updates[i],
+                "performance": member.performance,
+                "hyperparams": dict(member.hyperparams),
+                "signs": signs_of(runner.latest.get(i, {})),
+                "mark": marks[i].strip(),
+                "is_best": i == runner.best_member and any(updates),
+            }
+            for i, member in enumerate(runner.scheduler.members)
+        ]
+        self._take_news(runner)
+
+    def lines(self) -> list[str]:
+        news, self._news = self._news, []
+        return news
+
+    def _take_news(self, runner: PBTRunner) -> None:
+        events = runner.scheduler.events
+        if self._told_events is None:
+            self._told_events, self._told_updates = len(events), list(runner.updates)
+            return
+        for member, updates in enumerate(runner.updates):
+            if updates != self._told_updates[member]:
+                signs = signs_of(runner.latest.get(member, {}))
+                signs["return"] = number(runner.scheduler.members[member].performance)
+                told = "".join(f"  {name} {value}" for name, value in signs.items())
+                self._news.append(f"member {member}  update {updates} of {self._total}{told}")
+        for event in events[self._told_events :]:
+            if event.kind in ("exploit", "replace"):
+                changes = [f"{name} {number(old)} → {number(new)}" for name, (old, new) in event.mutated.items()]
+                self._news.append("  ".join([f"member {event.member}", f"takes over from {event.donor}", *changes]))
+            elif event.kind in ("restart", "undo"):
+                self._news.append(f"member {event.member}  {event.kind}  {event.detail}")
+        self._told_events, self._told_updates = len(events), list(runner.updates)
+
+    def renderable(self) -> RenderableType:
+        from rich.console import Group
+        from rich.panel import Panel
+
+        done = sum(member["updates"] for member in self._members)
+        rate = (done - (self._updates_before or 0)) * self._steps / max(time.monotonic() - self._began, 1e-9)
+        parts: list[RenderableType] = [
+            progress_bar(done, self._size * self._total, f"{rate:,.0f} steps/s", self._began),
+            self._table(),
+        ]
+        if self.note:
+            parts.append(f"[yellow]{self.note}")
+        return Panel(Group(*parts), title=self.title, title_align="left", expand=False)
+
+    def _table(self) -> Table:
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        names = [name for name in SIGNS if name != "return"]
+        for head in ("member", "updates", "return", *names, *self._shown):
+            table.add_column(head, justify="right")
+        table.add_column("took over from")
+        # The best first, so that a small terminal shows them.
+        order = sorted(range(len(self._members)), key=lambda i: not self._members[i]["is_best"])
+        for i in order:
+            member = self._members[i]
+            values = [member["signs"].get(name, "") for name in names]
+            searched = [number(member["hyperparams"].get(name)) for name in self._shown]
+            style = "bold green" if member["is_best"] else ""
+            updates, performance = f"{member['updates']}/{self._total}", number(member["performance"])
+            table.add_row(str(i), updates, performance, *values, *searched, member["mark"], style=style)
+        return table
+
+
+def signs_of(row: Mapping[str, float]) -> dict[str, str]:
+    """Vital signs that there are, as text."""
+    signs = {}
+    for name, metric in SIGNS.items():
+        if metric in row:
+            signs[name] = number(-row[metric] if name == "entropy" else row[metric])
+    return signs
+
+
+def number(value: Any) -> str:
+    """With three or four digits; a dash for what there is not."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A small picture of how they went."""
+    low, high = min(values), max(values)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values)
+
+
+def progress_bar(done: int, total: int, rate: str, began: float) -> Table:
+    """A bar with numbers behind it."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    elapsed = time.monotonic() - began
+    grid = Table.grid(padding=(0, 2))
+    numbers = f"{done:,} of {total:,}  {rate}  {int(elapsed // 60)}:{int(elapsed % 60):02d}"
+    grid.add_row(ProgressBar(total, min(done, total), width=40), numbers)
+    return grid

@@ -1,0 +1,21 @@
+"""Configurations: checked before hours of training are spent, and everything that they make."""
+
+from driftproof.config.build import AgentMaker, build_agent, build_env, build_population, check
+from driftproof.config.files import ConfigError, dumps, load, loads
+from driftproof.config.model import Config
+from driftproof.config.reference import commented_yaml, json_schema
+
+__all__ = [
+    "AgentMaker",
+    "Config",
+    "ConfigError",
+    "build_agent",
+    "build_env",
+    "build_population",
+    "check",
+    "commented_yaml",
+    "dumps",
+    "json_schema",
+    "load",
+    "loads",
+]

@@ -1,0 +1,368 @@
+"""What a configuration makes: environments, agents, populations. torch is imported when something is made."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from driftproof._signals import left_to_this_process
+from driftproof.config._types import FromTo
+from driftproof.config.agent import KLPenaltySection, Widths
+from driftproof.config.files import ConfigError
+from driftproof.config.model import OF_MEMORY, Config
+from driftproof.config.world import EnvSection
+
+if TYPE_CHECKING:
+    import gymnasium
+    from stable_baselines3.common.vec_env import VecEnv
+
+    from driftproof.pbt import Backend, PBTConfig, PBTRunner
+    from driftproof.ppo import DistributionalPPO
+
+_SEEDS_APART = 10_000
+"""From one member's seed to the next; every environment of a member has one in between."""
+_ACTIVATIONS = {
+    "tanh": "Tanh",
+    "relu": "ReLU",
+    "elu": "ELU",
+    "gelu": "GELU",
+    "silu": "SiLU",
+    "leaky_relu": "LeakyReLU",
+}
+_EXTRACTORS = ("FlattenExtractor", "NatureCNN", "CombinedExtractor")
+
+
+@dataclass(frozen=True)
+class EnvMaker:
+    """Makes one environment, also in another process.
+
+    Args:
+        section: What it is like.
+        drift_seed: Of what is random about its drift.
+        is_evaluation: Whether to evaluate in it.
+    """
+
+    section: EnvSection
+    drift_seed: int
+    is_evaluation: bool = False
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        from stable_baselines3.common.monitor import Monitor
+
+        section = self.section
+        env = _make_env(section, section.kwargs | (section.evaluation_kwargs if self.is_evaluation else {}))
+        if section.drift:
+            from driftproof.envs import drifting
+
+            try:
+                env = drifting(env, section.drift, self.drift_seed)
+            except (ValueError, TypeError, AttributeError) as error:
+                raise ConfigError([f"env.drift: {error}"]) from error
+        return Monitor(env)
+
+
+@dataclass(frozen=True)
+class AgentMaker:
+    """Makes members of a population, also in other processes."""
+
+    config: Config
+
+    def __call__(self, member: int) -> DistributionalPPO:
+        return build_agent(self.config, member)
+
+
+def seed_of(config: Config, member: int = 0) -> int:
+    """A member's seed; the first one's is the run's."""
+    return config.run.seed + _SEEDS_APART * member
+
+
+def build_env(
+    config: Config, seed: int | None = None, *, n_envs: int | None = None, is_evaluation: bool = False
+) -> VecEnv:
+    """The environments, without statistics of observations, which are the agent's.
+
+    Args:
+        config: Says which.
+        seed: Of the first one's random numbers; ``None``: not seeded.
+        n_envs: How many; ``None``: as configured.
+        is_evaluation: Whether they are for evaluation.
+    """
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+
+    section = config.env
+    drift_seed = config.run.seed if section.drift_seed is None else section.drift_seed
+    maker = EnvMaker(section, drift_seed, is_evaluation)
+    makers: list[Callable[[], gymnasium.Env[Any, Any]]] = [maker] * (section.n_envs if n_envs is None else n_envs)
+    envs: VecEnv
+    if section.vectorization == "processes":
+        maker().close()  # An error in another process would only be its end.
+        with left_to_this_process():
+            envs = SubprocVecEnv(makers)
+    else:
+        envs = DummyVecEnv(makers)
+    if seed is not None:
+        envs.seed(seed)
+    return envs
+
+
+def build_agent(config: Config, member: int = 0) -> DistributionalPPO:
+    """An agent with environments of its own.
+
+    Args:
+        config: All of its settings.
+        member: Which one of a population; members differ by their seeds.
+
+    Raises:
+        ConfigError: Settings contradict each other, or the environment.
+    """
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    from driftproof.ppo import DistributionalPPO
+
+    _check_device(config)
+    env = build_env(config)
+    try:
+        if config.env.normalize_observations:
+            env = VecNormalize(env, norm_reward=False, clip_obs=config.env.clip_observations)
+        with _as_config_error():
+            return DistributionalPPO(env=env, seed=seed_of(config, member), **agent_arguments(config))
+    except BaseException:
+        env.close()
+        raise
+
+
+def build_population(
+    config: Config,
+    run_dir: str | Path,
+    *,
+    resume: bool = False,
+    callback: Callable[[], Any] | None = None,
+) -> PBTRunner:
+    """A population in its folder.
+
+    Args:
+        config: Its members, and the search.
+        run_dir: The folder.
+        resume: Go on with the run that is in it.
+        callback: Makes what is called while a member trains.
+
+    Raises:
+        ConfigError: Settings contradict each other, the environment, or what can be searched.
+    """
+    from driftproof.pbt import PBTRunner
+
+    maker, metric = AgentMaker(config), _metric(config.pbt.metric_name)
+    options: dict[str, Any] = {"backend": _backend(config), "max_restarts": config.pbt.max_restarts}
+    with _as_config_error("pbt"):
+        if resume:
+            return PBTRunner.resume(run_dir, maker, metric, callback=callback, **options)
+        return PBTRunner(
+            population_config(config),
+            maker,
+            config.total_updates,
+            run_dir,
+            config.run.seed,
+            metric,
+            synchronous=config.pbt.synchronous,
+            callback=callback,
+            **options,
+        )
+
+
+def population_config(config: Config) -> PBTConfig:
+    """What a population searches for, and how."""
+    from driftproof.pbt import HyperparamConfig, PBTConfig
+
+    values = config.pbt.model_dump(
+        exclude={"backend", "workers", "resources_per_member", "address", "synchronous", "max_restarts", "hyperparams"}
+    )
+    with _as_config_error("pbt"):
+        searched = [HyperparamConfig(**item.model_dump()) for item in config.pbt.hyperparams]
+        return PBTConfig(**values, hyperparams=searched)
+
+
+def check(config: Config, is_population: bool = False) -> DistributionalPPO:
+    """Build the agent, and compare the search with it; the agent, whose environments are closed.
+
+    Args:
+        config: To check.
+        is_population: Whether the search is to be checked.
+
+    Raises:
+        ConfigError: Something does not fit.
+    """
+    agent = build_agent(config)
+    assert agent.env is not None
+    agent.env.close()
+    if is_population:
+        from driftproof.pbt import check_against
+
+        steps = config.ppo.n_epochs * config.steps_per_update // config.ppo.batch_size
+        interval = config.pbt.perturbation_interval * steps
+        with _as_config_error("pbt"):
+            check_against(population_config(config), agent.hyperparams, steps_per_interval=interval)
+    return agent
+
+
+def agent_arguments(config: Config) -> dict[str, Any]:
+    """Arguments of :class:`driftproof.ppo.DistributionalPPO`, but for its environment and seed."""
+    ppo, critic, policy, run = config.ppo, config.critic, config.policy, config.run
+    arguments = {name: _argument(getattr(ppo, name)) for name in type(ppo).model_fields}
+    if isinstance(ppo.kl_penalty, KLPenaltySection):
+        arguments["kl_penalty"] = ppo.kl_penalty.model_dump()
+    arguments |= {name: getattr(critic, name) for name in ("value_clip_mode", "cvar_alpha", "return_scale_decay")}
+    arguments |= {"policy": policy.name, "policy_kwargs": _policy_kwargs(config)}
+    arguments["optimizer_class"] = config.optimizer.name
+    if ":" in config.optimizer.name:
+        arguments["optimizer_class"] = imported("optimizer.name", config.optimizer.name)
+    arguments["optimizer_kwargs"] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in config.optimizer.kwargs.items()
+    }
+    arguments["variance_gradient_scaling"] = config.vgs.enabled
+    if config.vgs.enabled:
+        arguments["vgs_kwargs"] = config.vgs.model_dump(exclude={"enabled"})
+    if config.adversarial.enabled:
+        from driftproof.adversarial import PerturbationConfig, SAPPOConfig
+
+        values = config.adversarial.model_dump(exclude={"enabled", "perturbation"})
+        with _as_config_error("adversarial"):
+            perturbation = PerturbationConfig(**config.adversarial.perturbation.model_dump())
+            arguments["adversarial"] = SAPPOConfig(**values, perturbation=perturbation)
+    return arguments | {"stats_window_size": run.stats_window_size, "device": run.device}
+
+
+def foreign(config: Config) -> dict[str, Any]:
+    """Classes that a checkpoint only names, for ``DistributionalPPO.load(..., custom_objects=...)``."""
+    named = {
+        "optimizer_class": ("optimizer.name", config.optimizer.name),
+        "features_extractor_class": ("policy.features_extractor_class", config.policy.features_extractor_class),
+    }
+    return {key: imported(place, name) for key, (place, name) in named.items() if name is not None and ":" in name}
+
+
+def imported(place: str, name: str) -> Any:
+    """What ``module:Name`` says."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError([f"{place}: {name!r} cannot be imported: {error}"]) from error
+
+
+def _check_device(config: Config) -> None:
+    import torch
+
+    # Stable-Baselines3 would take the CPU and say nothing.
+    if config.run.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError([f"run.device: there is no GPU for {config.run.device!r} here; use auto or cpu"])
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, FromTo):
+        from driftproof.ppo import Cosine, Linear
+
+        return {"linear": Linear, "cosine": Cosine}[value.kind](value.start, value.end)
+    return value
+
+
+def _policy_kwargs(config: Config) -> dict[str, Any]:
+    import stable_baselines3.common.torch_layers as layers
+    from torch import nn
+
+    policy, critic = config.policy, config.critic
+    kwargs: dict[str, Any] = {"core": policy.core, "activation_fn": getattr(nn, _ACTIVATIONS[policy.activation_fn])}
+    kwargs["net_arch"] = policy.net_arch.model_dump() if isinstance(policy.net_arch, Widths) else policy.net_arch
+    names = ("ortho_init", "features_extractor_kwargs", "share_features_extractor", "normalize_images")
+    for name in (*names, "log_std_init", "squash_output", *(OF_MEMORY if policy.has_memory else ())):
+        kwargs[name] = getattr(policy, name)
+    extractor = policy.features_extractor_class
+    if extractor in _EXTRACTORS:
+        kwargs["features_extractor_class"] = getattr(layers, extractor)
+    elif extractor is not None:
+        place = "policy.features_extractor_class"
+        if ":" not in extractor:
+            raise ConfigError([f"{place}: {extractor!r} is not one of {', '.join(_EXTRACTORS)}, or module:Class"])
+        kwargs["features_extractor_class"] = imported(place, extractor)
+    head = ("num_quantiles", "huber_kappa") if critic.value_head == "quantile" else ("num_atoms", "v_min", "v_max")
+    return kwargs | {name: getattr(critic, name) for name in ("twin_critics", "value_head", *head)}
+
+
+def _make_env(section: EnvSection, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    import gymnasium
+
+    module, _, name = section.id.rpartition(":")
+    if name.startswith("driftproof/"):
+        import driftproof.envs  # noqa: F401  which registers them
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ConfigError([f"env.id: {section.id!r} cannot be imported: {error}"]) from error
+    try:
+        return gymnasium.make(name, **kwargs)
+    except gymnasium.error.UnregisteredEnv as error:
+        raise ConfigError([f"env.id: {_unknown(name, error)}"]) from error
+    except gymnasium.error.Error as error:
+        # What an environment needs is said there, with the line that installs it.
+        raise ConfigError([f"env.id: {section.id!r} cannot be made: {error}"]) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError([f"env: {section.id!r} cannot be made with {kwargs}: {error}"]) from error
+
+
+def _unknown(name: str, error: Exception) -> str:
+    import gymnasium
+
+    known = list(gymnasium.registry)
+    lower = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    hint = f"did you mean {lower[near[0]]!r}?" if near else str(error)
+    return f"there is no environment {name!r}; {hint} Your own: module:{name}, where importing the module registers it"
+
+
+def _metric(name: str) -> Callable[[DistributionalPPO], float]:
+    from driftproof.pbt import mean_reward
+
+    return {"mean_reward": mean_reward, "mean_length": mean_length, "success_rate": success_rate}[name]
+
+
+def mean_length(agent: DistributionalPPO) -> float:
+    """Mean length of recent episodes; NaN if none has ended yet."""
+    lengths = [float(episode["l"]) for episode in agent.ep_info_buffer or ()]
+    return sum(lengths) / len(lengths) if lengths else float("nan")
+
+
+def success_rate(agent: DistributionalPPO) -> float:
+    """Share of recent episodes whose ``info["is_success"]`` was true; NaN if none has ended yet."""
+    successes = [float(success) for success in agent.ep_success_buffer or ()]
+    return sum(successes) / len(successes) if successes else float("nan")
+
+
+def _backend(config: Config) -> Backend:
+    from driftproof.pbt import InlineBackend, ProcessBackend
+
+    pbt = config.pbt
+    if pbt.backend == "ray":
+        try:
+            from driftproof.pbt.ray_backend import RayBackend
+        except ImportError as error:
+            raise ConfigError([f"pbt.backend: {error}"]) from error
+        return RayBackend(pbt.resources_per_member, pbt.address)
+    return InlineBackend() if pbt.backend == "inline" else ProcessBackend(pbt.workers)
+
+
+@contextmanager
+def _as_config_error(place: str = "") -> Iterator[None]:
+    """What is wrong with arguments is wrong with the configuration."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, ImportError, AssertionError) as error:
+        # Stable-Baselines3 asserts at length.
+        what = str(error).splitlines()[0] if isinstance(error, AssertionError) else str(error)
+        raise ConfigError([f"{place}: {what}" if place else what]) from error

@@ -1,0 +1,211 @@
+"""Configurations in files: read with the place of every mistake, and written so that reading gives the same again."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from driftproof.config import keys
+from driftproof.config.model import Config, SettingError
+from driftproof.config.overrides import put_override
+
+_FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+")
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+
+
+class ConfigError(ValueError):
+    """A configuration is wrong.
+
+    Attributes:
+        problems: What, and where, one line each.
+    """
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only, and ``1e-4`` is a number, as in YAML 1.2; dates stay texts."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around what the loader would take for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^({_FLOAT.pattern})$"), list("-+0123456789."))
+
+
+def load(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> Config:
+    """The configuration in a file, with some settings changed; all others are at their defaults.
+
+    Args:
+        path: A YAML file; ``None``: defaults.
+        overrides: Such as ``"ppo.learning_rate=1e-4"``, which go before the file.
+
+    Raises:
+        ConfigError: Something in it is wrong.
+        OSError: The file cannot be read.
+    """
+    text = "" if path is None else Path(path).read_text(encoding="utf-8")
+    return loads(text, overrides, name="" if path is None else os.fspath(path))
+
+
+def loads(text: str, overrides: Iterable[str] = (), name: str = "") -> Config:
+    """:func:`load` from a text; ``name`` is what to call it in errors."""
+    raw, lines = _parse(text, name)
+    source = _Source(name, lines)
+    try:
+        placed = keys.placed(raw)
+    except keys.ConflictError as error:
+        raise ConfigError([source.of(error.second, str(error))]) from error
+    for override in overrides:
+        try:
+            put_override(placed, override, _value)
+        except yaml.YAMLError as error:
+            raise ConfigError([f"--set {override}: is not YAML: {_what(error)}"]) from error
+        except ValueError as error:
+            raise ConfigError([f"--set {override}: {error}"]) from error
+    source.origins = placed.origins
+    try:
+        return Config.model_validate(placed.data)
+    except ValidationError as error:
+        raise ConfigError(source.problems(error, placed.data)) from error
+
+
+def dumps(config: Config) -> str:
+    """The whole configuration as YAML, without comments."""
+    return yaml.dump(config.model_dump(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def plain_yaml(value: Any) -> str:
+    """One value as it stands on a line of YAML."""
+    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6, default_flow_style=True)
+    return text.removesuffix("\n...\n").rstrip("\n")
+
+
+def _value(text: str) -> Any:
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def _parse(text: str, name: str) -> tuple[dict[Any, Any], dict[keys.Path, int]]:
+    """What is in a file, and the line of every key."""
+    place = name or "configuration"
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        lines: dict[keys.Path, int] = {}
+        _find_lines(node, (), lines, place)
+        raw = {} if node is None else loader.construct_document(node)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = place if mark is None else f"{place}:{mark.line + 1}"
+        raise ConfigError([f"{where}: is not YAML: {_what(error)}"]) from error
+    finally:
+        loader.dispose()
+    if raw is None:
+        raw = {}
+    if not isinstance(raw, dict):
+        raise ConfigError([f"{place}: must hold settings by name, such as 'env: CartPole-v1', not {raw!r}"])
+    return raw, lines
+
+
+def _what(error: yaml.YAMLError) -> str:
+    return getattr(error, "problem", None) or str(error).splitlines()[0]
+
+
+def _find_lines(node: yaml.Node | None, path: keys.Path, lines: dict[keys.Path, int], place: str) -> None:
+    inner: keys.Path
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            inner = (*path, str(key.value))
+            if inner in lines:
+                twice = f"{keys.dotted(inner)} is in line {lines[inner]} already: remove one"
+                raise ConfigError([f"{place}:{key.start_mark.line + 1}: {twice}"])
+            lines[inner] = key.start_mark.line + 1
+            _find_lines(value, inner, lines, place)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            inner = (*path, index)
+            lines[inner] = value.start_mark.line + 1
+            _find_lines(value, inner, lines, place)
+
+
+class _Source:
+    """Where settings came from, for errors.
+
+    Args:
+        name: Of the file.
+        lines: Of every key in it.
+    """
+
+    def __init__(self, name: str, lines: Mapping[keys.Path, int]) -> None:
+        self._name, self._lines = name, lines
+        self.origins: dict[keys.Path, keys.Path] = {}
+
+    def of(self, origin: keys.Path, message: str) -> str:
+        """The message, with the file and line before it, or the option on the command line."""
+        if origin and str(origin[0]).startswith("--set "):
+            return f"{origin[0]}: {message}"
+        line = next((self._lines[origin[:n]] for n in range(len(origin), 0, -1) if origin[:n] in self._lines), None)
+        place = self._name if line is None else f"{self._name or 'configuration'}:{line}"
+        return f"{place}: {message}" if place else message
+
+    def problems(self, error: ValidationError, data: Mapping[str, Any]) -> list[str]:
+        return [self._problem(item, data) for item in error.errors(include_url=False)]
+
+    def _problem(self, item: Any, data: Mapping[str, Any]) -> str:
+        error = item.get("ctx", {}).get("error")
+        if isinstance(error, SettingError):
+            return self._at(error.path, str(error))
+        path = _cleaned(item["loc"], data)
+        return self._at(path, f"{keys.dotted(path)}: {_words(item, path)}")
+
+    def _at(self, path: keys.Path, message: str) -> str:
+        known = next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self.origins), ())
+        origin = (*self.origins[known], *path[len(known) :]) if known else path
+        return self.of(origin, message)
+
+
+def _cleaned(loc: Iterable[str | int], data: Any) -> keys.Path:
+    """The place in the data, without the names that pydantic gives to alternatives."""
+    path: list[str | int] = []
+    for part in loc:
+        inside = isinstance(data, list) and isinstance(part, int) and part < len(data)
+        if inside or (isinstance(data, Mapping) and part in data):
+            data = data[part]
+            path.append(part)
+    last = list(loc)[-1]
+    if isinstance(data, Mapping) and last not in path and last != "[key]":
+        path.append(last)  # What is missing is not in the data.
+    return tuple(path)
+
+
+def _words(item: Any, path: keys.Path) -> str:
+    if item["type"] == "extra_forbidden":
+        return f"unknown; {keys.nearest(path)}"
+    if item["type"] == "missing":
+        return "is missing"
+    if item["type"] == "model_type":
+        return f"must hold settings by name, not {item['input']!r}"
+    if item["type"] == "value_error":
+        return str(item["ctx"]["error"])
+    return f"{item['msg'].replace('Input should', 'should', 1)}, not {item['input']!r}"

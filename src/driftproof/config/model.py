@@ -1,0 +1,106 @@
+"""The whole configuration, and which of its settings go together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from driftproof._batches import sequence_steps
+from driftproof.config._types import Section
+from driftproof.config.agent import CriticSection, OptimizerSection, PolicySection, PPOSection, VGSSection
+from driftproof.config.keys import placed
+from driftproof.config.population import PBTSection
+from driftproof.config.world import AdversarialSection, EnvSection, RunSection
+
+_OF_HEAD = {"num_quantiles": "quantile", "huber_kappa": "quantile"} | dict.fromkeys(
+    ("num_atoms", "v_min", "v_max"), "categorical"
+)
+OF_MEMORY = ("lstm_hidden_size", "n_lstm_layers", "shared_recurrence", "enable_critic_lstm")
+
+
+class SettingError(ValueError):
+    """A setting is wrong because of others.
+
+    Attributes:
+        path: Its place.
+    """
+
+    def __init__(self, path: str, message: str) -> None:
+        self.path = tuple(path.split("."))
+        super().__init__(f"{path}: {message}")
+
+
+class Config(Section):
+    """Everything that makes a run."""
+
+    run: RunSection = Field(default_factory=RunSection)
+    env: EnvSection = Field(default_factory=EnvSection)
+    policy: PolicySection = Field(default_factory=PolicySection)
+    critic: CriticSection = Field(default_factory=CriticSection)
+    ppo: PPOSection = Field(default_factory=PPOSection)
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
+    vgs: VGSSection = Field(default_factory=VGSSection)
+    adversarial: AdversarialSection = Field(default_factory=AdversarialSection)
+    pbt: PBTSection = Field(default_factory=PBTSection)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_place(cls, data: Any) -> Any:
+        """Settings that were given by other names."""
+        return placed(data).data if isinstance(data, Mapping) else data
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Config:
+        for name, head in _OF_HEAD.items():
+            if self.critic.value_head != head:
+                _check_default(self.critic, f"critic.{name}", f"for critic.value_head: {head}")
+        if not self.policy.has_memory:
+            with_memory = f"for policies with memory; {self.policy.name} has none"
+            for name in OF_MEMORY:
+                _check_default(self.policy, f"policy.{name}", with_memory)
+            if self.ppo.sequence_length != 1:
+                _check_default(self.ppo, "ppo.sequence_length", with_memory)
+        if not self.env.normalize_observations:
+            _check_default(self.env, "env.clip_observations", "for env.normalize_observations: true")
+        _check_backend(self.pbt)
+        self.sequence_steps()
+        return self
+
+    def sequence_steps(self) -> int:
+        """Steps that stay together in minibatches."""
+        ppo = self.ppo
+        try:
+            return sequence_steps(
+                ppo.n_steps, self.env.n_envs, ppo.batch_size, ppo.sequence_length, self.policy.has_memory
+            )
+        except ValueError as error:
+            raise SettingError("ppo.batch_size", str(error)) from error
+
+    @property
+    def steps_per_update(self) -> int:
+        """Environment steps between updates."""
+        return self.ppo.n_steps * self.env.n_envs
+
+    @property
+    def total_updates(self) -> int:
+        """Updates that make up the training: whole rollouts."""
+        return -(-self.run.total_timesteps // self.steps_per_update)
+
+
+def _check_backend(pbt: PBTSection) -> None:
+    """Refuse options of another backend than the one that is used."""
+    if pbt.backend != "process":
+        _check_default(pbt, "pbt.workers", "for pbt.backend: process")
+    if pbt.backend != "ray":
+        for name in ("resources_per_member", "address"):
+            _check_default(pbt, f"pbt.{name}", "for pbt.backend: ray")
+
+
+def _check_default(section: Section, path: str, what_for: str) -> None:
+    """Refuse a setting that would have no effect."""
+    name = path.rpartition(".")[2]
+    default = type(section).model_fields[name].get_default(call_default_factory=True)
+    if (value := getattr(section, name)) != default:
+        raise SettingError(path, f"{value!r} would have no effect, it is {what_for}; remove it")

@@ -1,0 +1,75 @@
+"""Settings from the command line: ``ppo.learning_rate=1e-4``, which go before those of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from driftproof.config import keys
+from driftproof.config.model import Config
+
+_LEARNING_RATE = ("ppo", "learning_rate")
+_LR = ("optimizer", "kwargs", "lr")
+
+
+def put_override(placed: keys.Placed, override: str, parse: Callable[[str], Any]) -> None:
+    """Set one setting anew, also inside of lists (by number) and mappings (by name).
+
+    Args:
+        placed: All settings.
+        override: Name, ``=`` and value.
+        parse: Makes a value of its text.
+
+    Raises:
+        ValueError: It cannot be set so.
+    """
+    name, equals, text = override.partition("=")
+    path = tuple(name.strip().split("."))
+    if not equals or not all(path):
+        raise ValueError("must be name=value, such as ppo.learning_rate=1e-4")
+    value = parse(text)
+    place = keys.place_of(path, value)
+    _put(placed, place, value, (f"--set {override}",))
+
+
+def _put(placed: keys.Placed, place: keys.Path, value: Any, origin: keys.Path) -> None:
+    if place == _LR:
+        place = _LEARNING_RATE
+    if isinstance(value, Mapping) and keys.is_place_of_section(place):
+        for name, part in value.items():
+            _put(placed, (*place, str(name)), part, origin)
+        return
+    if place == _LR[:-1] and isinstance(value, Mapping) and "lr" in value:
+        _put(placed, _LEARNING_RATE, value["lr"], origin)
+        value = {name: part for name, part in value.items() if name != "lr"}
+    target: Any = placed.data
+    for depth, part in enumerate(place[:-1], start=1):
+        target = _entered(target, part, place[:depth])
+    if isinstance(target, list):
+        target[_index(target, place[-1], place)] = value
+    else:
+        target[place[-1]] = value
+    placed.origins[place] = origin
+
+
+def _entered(target: Any, part: str | int, place: keys.Path) -> Any:
+    """The list or mapping at a place, which is made there, from the default if there is one."""
+    if isinstance(target, list):
+        return target[_index(target, part, place)]
+    if not isinstance(target.get(part), dict | list):
+        target[part] = _default_at(place) if part not in target else {}
+    return target[part]
+
+
+def _default_at(place: keys.Path) -> Any:
+    value: Any = Config().model_dump()
+    for part in place:
+        value = value.get(part) if isinstance(value, dict) else None
+    return value if isinstance(value, list) else {}
+
+
+def _index(items: list[Any], part: str | int, place: keys.Path) -> int:
+    if not str(part).isdecimal() or int(part) >= len(items):
+        where = keys.dotted(place[: place.index(part)])
+        raise ValueError(f"{where} is a list of {len(items)}: use a number from 0 to {len(items) - 1}, not {part!r}")
+    return int(part)

@@ -1,0 +1,97 @@
+"""The page of documentation about configurations: ``python -m driftproof.config.page > docs/configuration.md``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from driftproof.config import keys
+from driftproof.config._types import FromTo
+from driftproof.config.agent import KLPenaltySection
+from driftproof.config.files import plain_yaml
+from driftproof.config.model import Config
+from driftproof.config.population import HyperparamSection
+from driftproof.config.reference import doc, options, plain
+
+_INTRODUCTION = """\
+# Configuration
+
+A run is made by one YAML file. Whatever is not in it is at its default; what is on the command line goes before what
+is in the file:
+
+```
+driftproof config > my.yaml                     # all settings with their defaults and what they do
+driftproof config my.yaml                       # are they right? The agent and its environment are built
+driftproof config --schema > driftproof.json    # for editors
+driftproof train my.yaml --set ppo.learning_rate=1e-4 --set env.n_envs=8
+```
+
+A key that does not exist is an error that names the nearest one, with file and line. So is a setting that would have no
+effect, and so are numbers that do not fit together. An editor with the YAML language server completes and checks what
+you type if the file begins with
+
+```yaml
+# yaml-language-server: $schema=driftproof.json
+```
+
+From Python:
+
+```python
+from driftproof.config import Config, build_agent, dumps, loads
+
+config = loads("env: CartPole-v1", ["ppo.n_steps=128", "env.n_envs=2"])
+assert config == Config(env={"id": "CartPole-v1", "n_envs": 2}, ppo={"n_steps": 128})
+assert loads(dumps(config)) == config
+agent = build_agent(config)
+```
+
+**Short forms.** `env: CartPole-v1` is `env: {id: CartPole-v1}`; so it is with `policy` and `optimizer` for their names,
+and with `vgs` and `adversarial` for whether they are enabled.
+
+**Without sections.** Names that are clear without their section may stand at the top of the file, as arguments of
+`DistributionalPPO` and `PBTConfig` do: `learning_rate`, `population_size`, `vgs_beta` for `vgs.beta`; all of them are
+[below](#names-without-a-section). A setting that is given twice, with two values, is an error.
+
+**Numbers** may be written `1e-4` and `1_000_000`.
+
+**Code.** Environments (`module:Id`), features extractors and optimizers (`module:Class`) of your own are imported when
+an agent is built, from the working directory too. A configuration from somebody else can thus run code that lies on
+your machine, as `gymnasium.make` can; checkpoints cannot.
+"""
+
+
+def page() -> str:
+    """The page, in Markdown."""
+    lines = [_INTRODUCTION]
+    for name, info in Config.model_fields.items():
+        lines += _section(name, info.annotation, level=2)
+    lines += _section("Items of `pbt.hyperparams`", HyperparamSection, level=3)
+    lines += _section("Settings of `ppo.kl_penalty`", KLPenaltySection, level=3)
+    lines += _section("Schedules", FromTo, level=3)
+    lines += ["## Names without a section", "", "| | |", "|---|---|"]
+    lines += [f"| `{name}` | `{keys.dotted(path)}` |" for name, path in sorted(keys.flat_keys().items())]
+    return "\n".join(lines) + "\n"
+
+
+def _section(title: str, model: Any, level: int) -> list[str]:
+    head = f"{'#' * level} `{title}`" if level == 2 else f"{'#' * level} {title}"
+    lines = [head, "", doc(model), "", "| setting | default | |", "|---|---|---|"]
+    inner = []
+    for name, info in model.model_fields.items():
+        if keys.is_section(info.annotation):
+            inner.append((f"`{title}.{name}`", info.annotation))
+            continue
+        default = "" if info.is_required() else f"`{_default(info.get_default(call_default_factory=True))}`"
+        text = f"{info.description} {options(info.annotation)}".strip()
+        lines.append(f"| `{name}` | {default} | {text.replace('|', chr(92) + '|')} |")
+    lines.append("")
+    for name, part in inner:
+        lines += _section(name, part, level + 1)
+    return lines
+
+
+def _default(value: Any) -> str:
+    return plain_yaml(plain(value))
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,71 @@
+"""Worlds that change: drift for any Gymnasium environment, and markets."""
+
+from gymnasium.envs.registration import register, registry
+
+from driftproof.envs.changes import (
+    ActionGain,
+    ActionPermute,
+    Change,
+    ObservationNoise,
+    ObservationPermute,
+    ObservationScale,
+    ObservationShift,
+    RewardScale,
+    RewardSign,
+)
+from driftproof.envs.drift import DriftWrapper, change, drifting
+from driftproof.envs.dynamics import Dynamics, derives
+from driftproof.envs.features import FeatureConfig, compute_features
+from driftproof.envs.market import MarketEnv
+from driftproof.envs.market_data import Bars, MarketDataError, from_columns, write_csv
+from driftproof.envs.market_files import load_market_data, read_bars
+from driftproof.envs.regime_market import RegimeMarketEnv, regime_bars
+from driftproof.envs.regime_market_batch import RegimeMarketBatch
+from driftproof.envs.regimes import REGIMES, RegimeParameters
+from driftproof.envs.schedules import Cyclic, Gradual, RandomWalk, Schedule, Sudden, schedule
+
+__all__ = [
+    "REGIMES",
+    "ActionGain",
+    "ActionPermute",
+    "Bars",
+    "Change",
+    "Cyclic",
+    "DriftWrapper",
+    "Dynamics",
+    "FeatureConfig",
+    "Gradual",
+    "MarketDataError",
+    "MarketEnv",
+    "ObservationNoise",
+    "ObservationPermute",
+    "ObservationScale",
+    "ObservationShift",
+    "RandomWalk",
+    "RegimeMarketBatch",
+    "RegimeMarketEnv",
+    "RegimeParameters",
+    "RewardScale",
+    "RewardSign",
+    "Schedule",
+    "Sudden",
+    "change",
+    "compute_features",
+    "derives",
+    "drifting",
+    "from_columns",
+    "load_market_data",
+    "read_bars",
+    "regime_bars",
+    "schedule",
+    "write_csv",
+]
+
+_IDS = {
+    "driftproof/RegimeMarket-v0": "driftproof.envs.regime_market:RegimeMarketEnv",
+    "driftproof/Market-v0": "driftproof.envs.market:MarketEnv",
+}
+for _id, _entry_point in _IDS.items():
+    if _id not in registry:
+        # Both see to the order of calls themselves, and Gymnasium's checker would take most of the time of a step.
+        register(_id, _entry_point, order_enforce=False, disable_env_checker=True)

@@ -1,0 +1,326 @@
+"""What can change about a world: what is observed, what actions do, what is rewarded.
+
+Each change says how one number, which a schedule gives, acts. None of them holds anything that changes: environments
+may share them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from driftproof._arguments import check_count
+from driftproof.envs._specs import to_plain
+from driftproof.envs.schedules import Schedule, schedule
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that changes.
+
+    Args:
+        schedule: Of the number that says how much, or its plain form.
+    """
+
+    kind: ClassVar[str]
+
+    schedule: Schedule
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schedule", schedule(self.schedule))
+
+    @property
+    def name(self) -> str:
+        """What it is called in ``info["drift"]``."""
+        return self.kind
+
+    def check(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Raise unless the environment has what changes."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The change as plain values, for :func:`driftproof.envs.change`."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+
+class Dice:
+    """What is random about a change besides its schedule.
+
+    Args:
+        seed: Different for every change of an environment.
+    """
+
+    def __init__(self, seed: Sequence[int]) -> None:
+        self.seed = tuple(seed)
+        self.generator = np.random.default_rng([*seed, 1])
+
+    def permutation(self, number: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Number 0 leaves all in place, and no other does. The same number is the same permutation."""
+        return _permutation((*self.seed, number), size) if number else np.arange(size)
+
+
+@functools.lru_cache(1024)
+def _permutation(seed: tuple[int, ...], size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    generator = np.random.default_rng([*seed, 2])
+    while True:
+        order = generator.permutation(size)
+        if (order != np.arange(size)).any():
+            return order
+
+
+@dataclass(frozen=True)
+class ObservationChange(Change):
+    """A change of what is observed.
+
+    Args:
+        schedule: Of the number that says how much.
+        indices: Which numbers of the observation, counted through all its dimensions; ``None``: all.
+        key: Which part of a dict of observations.
+    """
+
+    indices: Sequence[int] | None = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.indices is not None:
+            object.__setattr__(self, "indices", tuple(self.indices))
+            for index in self.indices:
+                check_count("indices", index)
+            if not self.indices or len(set(self.indices)) < len(self.indices):
+                raise ValueError(f"Invalid indices: {list(self.indices)}; must be one or more, each once")
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.key is None else f"{self.kind}.{self.key}"
+
+    def check(self, env: gymnasium.Env[Any, Any]) -> None:
+        space = env.observation_space
+        if isinstance(space, spaces.Dict) != (self.key is not None) or self._part(space) is None:
+            known = f"; key must be one of {', '.join(map(repr, space))}" if isinstance(space, spaces.Dict) else ""
+            raise ValueError(f"{self.kind} with key={self.key!r} has no place in observations of {space}{known}")
+        part = self._part(space)
+        if not isinstance(part, spaces.Box):
+            raise TypeError(f"{self.kind} needs observations that are a Box, not {part}")
+        size = int(np.prod(part.shape))
+        if self.indices is not None and max(self.indices) >= size:
+            raise ValueError(f"Invalid indices: {list(self.indices)}; the observation has {size} numbers")
+        if self._least > (size if self.indices is None else len(self.indices)):
+            raise ValueError(f"{self.kind} needs at least {self._least} numbers")
+
+    _least: ClassVar[int] = 1
+
+    def _part(self, space: spaces.Space[Any]) -> Any:
+        return space.spaces.get(self.key) if isinstance(space, spaces.Dict) and self.key is not None else space
+
+    def widened(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        """The space that holds all that may be observed from now on."""
+        if isinstance(space, spaces.Dict) and self.key is not None:
+            return spaces.Dict({**space.spaces, self.key: self.widened(space[self.key])})
+        assert isinstance(space, spaces.Box)
+        if not np.issubdtype(space.dtype, np.floating):
+            return space  # Whole numbers stay within their range, as those of cameras do.
+        low, high = space.low.reshape(-1).copy(), space.high.reshape(-1).copy()
+        which = slice(None) if self.indices is None else list(self.indices)
+        with np.errstate(invalid="ignore", over="ignore"):
+            low[which], high[which] = self._reach(low[which], high[which])
+        return spaces.Box(low.reshape(space.shape), high.reshape(space.shape), dtype=space.dtype)
+
+    def _reach(self, low: Any, high: Any) -> tuple[Any, Any]:
+        """Bounds of what :meth:`_changed` makes of numbers within bounds."""
+        raise NotImplementedError
+
+    def _changed(self, numbers: Any, value: float, dice: Dice) -> Any:
+        """What is observed in place of these numbers, which belong to the environment: others, not the same changed."""
+        raise NotImplementedError
+
+    def observe(self, observation: Any, value: float, dice: Dice, space: Any) -> Any:
+        """What is observed in place of an observation, within the widened space."""
+        if self.key is not None:
+            return {**observation, self.key: self._array(observation[self.key], value, dice, space[self.key])}
+        return self._array(observation, value, dice, space)
+
+    def _array(self, observation: Any, value: float, dice: Dice, space: spaces.Box) -> Any:
+        array = np.asarray(observation)
+        flat = array.reshape(-1)
+        if self.indices is None:
+            changed = self._changed(flat, value, dice)
+        else:
+            changed = flat.astype(np.result_type(flat, np.float32))
+            changed[list(self.indices)] = self._changed(flat[list(self.indices)], value, dice)
+        changed = changed.reshape(array.shape)
+        if array.dtype.kind != "f":
+            changed = np.clip(np.rint(changed), space.low, space.high)
+        return changed.astype(array.dtype, copy=False)
+
+
+class ObservationPermute(ObservationChange):
+    """Numbers change places. The schedule gives the number of the permutation; 0 leaves all in place."""
+
+    kind = "observation_permute"
+    _least = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_not_negative(self, "the number of a permutation")
+
+    def _reach(self, low: Any, high: Any) -> tuple[Any, Any]:
+        return low.min(), high.max()
+
+    def _changed(self, numbers: Any, value: float, dice: Dice) -> Any:
+        return numbers[dice.permutation(round(value), len(numbers))]
+
+
+class ObservationScale(ObservationChange):
+    """Numbers are multiplied."""
+
+    kind = "observation_scale"
+
+    def _reach(self, low: Any, high: Any) -> tuple[Any, Any]:
+        products = np.stack([bound * factor for bound in (low, high) for factor in self.schedule.bounds])
+        products[np.isnan(products)] = 0  # Infinity times 0: infinite bounds are never reached.
+        return products.min(0), products.max(0)
+
+    def _changed(self, numbers: Any, value: float, dice: Dice) -> Any:
+        return numbers * value
+
+
+class ObservationShift(ObservationChange):
+    """Something is added to numbers."""
+
+    kind = "observation_shift"
+
+    def _reach(self, low: Any, high: Any) -> tuple[Any, Any]:
+        least, most = self.schedule.bounds
+        return low + least, high + most
+
+    def _changed(self, numbers: Any, value: float, dice: Dice) -> Any:
+        return numbers + value
+
+
+class ObservationNoise(ObservationChange):
+    """Normal noise is added to numbers. The schedule gives its standard deviation."""
+
+    kind = "observation_noise"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_not_negative(self, "a standard deviation")
+
+    def _reach(self, low: Any, high: Any) -> tuple[Any, Any]:
+        return -np.inf, np.inf
+
+    def _changed(self, numbers: Any, value: float, dice: Dice) -> Any:
+        return numbers + value * dice.generator.normal(size=len(numbers))
+
+
+class ActionChange(Change):
+    """A change of what actions do."""
+
+    def act(self, action: Any, value: float, dice: Dice, space: Any) -> Any:
+        """What is done in place of an action."""
+        raise NotImplementedError
+
+
+class ActionPermute(ActionChange):
+    """Actions, or the numbers of an action, change places.
+
+    The schedule gives the number of the permutation; 0 leaves all in place.
+    """
+
+    kind = "action_permute"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_not_negative(self, "the number of a permutation")
+
+    def check(self, env: gymnasium.Env[Any, Any]) -> None:
+        space = env.action_space
+        if isinstance(space, spaces.Discrete):
+            choices = int(space.n)
+        elif isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+            choices = int(np.prod(space.shape))
+            for bounds in _bounds(space):
+                if len(np.unique(bounds)) > 1:
+                    raise ValueError(f"{self.kind} needs the same range for all numbers of an action, not {space}")
+        else:
+            raise TypeError(
+                f"{self.kind} needs actions that are Discrete, MultiDiscrete, MultiBinary or Box, not {space}"
+            )
+        if choices < 2:
+            raise ValueError(
+                f"{self.kind} needs two actions, or numbers of an action, to change places; {space} has one"
+            )
+
+    def act(self, action: Any, value: float, dice: Dice, space: Any) -> Any:
+        number = round(value)
+        if isinstance(space, spaces.Discrete):
+            start = int(space.start)
+            return start + int(dice.permutation(number, int(space.n))[int(action) - start])
+        flat = np.asarray(action).reshape(-1)
+        return flat[dice.permutation(number, len(flat))].reshape(np.shape(action))
+
+
+class ActionGain(ActionChange):
+    """Actions are multiplied, and stay within their range."""
+
+    kind = "action_gain"
+
+    def check(self, env: gymnasium.Env[Any, Any]) -> None:
+        if not isinstance(env.action_space, spaces.Box):
+            raise TypeError(f"{self.kind} needs actions that are a Box, not {env.action_space}")
+
+    def act(self, action: Any, value: float, dice: Dice, space: Any) -> Any:
+        return np.clip(np.asarray(action) * value, space.low, space.high).astype(space.dtype)
+
+
+class RewardChange(Change):
+    """A change of what is rewarded."""
+
+    def reward(self, reward: float, value: float) -> float:
+        """What is rewarded in place of a reward."""
+        raise NotImplementedError
+
+
+class RewardScale(RewardChange):
+    """Rewards are multiplied."""
+
+    kind = "reward_scale"
+
+    def reward(self, reward: float, value: float) -> float:
+        return reward * value
+
+
+class RewardSign(RewardChange):
+    """Rewards are turned round while the schedule's number is negative."""
+
+    kind = "reward_sign"
+
+    def reward(self, reward: float, value: float) -> float:
+        return -reward if value < 0 else reward
+
+
+def _check_not_negative(change: Change, what: str) -> None:
+    if change.schedule.bounds[0] < 0:
+        raise ValueError(f"{change.kind} needs a schedule of {what}, which is not negative, not {change.schedule}")
+
+
+def _bounds(space: Any) -> list[Any]:
+    if isinstance(space, spaces.Box):
+        return [space.low, space.high]
+    return [space.nvec, space.start] if isinstance(space, spaces.MultiDiscrete) else []
+
+
+CHANGES: Mapping[str, type[Change]] = {
+    kind.kind: kind
+    for kind in (
+        *(ObservationPermute, ObservationScale, ObservationShift, ObservationNoise),
+        *(ActionPermute, ActionGain, RewardScale, RewardSign),
+    )
+}

@@ -1,0 +1,221 @@
+"""Environments that do not stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.utils import RecordConstructorArgs
+
+from driftproof._arguments import check_count
+from driftproof.envs._specs import of_kind
+from driftproof.envs.changes import CHANGES, ActionChange, Change, Dice, ObservationChange, RewardChange
+from driftproof.envs.dynamics import Attributes, Dynamics
+from driftproof.envs.schedules import Course
+
+_CHANGES: dict[str, type[Change]] = {**CHANGES, Dynamics.kind: Dynamics}
+
+
+def change(spec: Any) -> Change:
+    """A change from plain values, such as ``{"kind": "reward_scale", "schedule": {...}}``."""
+    return spec if isinstance(spec, Change) else of_kind("change", spec, _CHANGES)
+
+
+class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """Lets an environment drift: what is observed, what actions do, what is rewarded, how the world works.
+
+    Time is counted in all steps, or all episodes, of this environment, and goes on through resets. A step is under one
+    value from its action to its observation. ``info["drift"]`` has the value of every change by name, and the
+    ``"phase"``, the sum of the phases of all schedules.
+
+    Args:
+        env: The environment.
+        changes: What changes; or plain values, see :func:`change`. Applied in this order.
+        seed: Of all that is random about it: environments with the same seed drift alike. ``None``: taken from the
+            first ``reset`` that has a seed, which in a vector of environments is another for each.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        changes: Sequence[Change | Mapping[str, Any]],
+        seed: int | None = None,
+    ) -> None:
+        self.changes = tuple(map(change, changes))
+        RecordConstructorArgs.__init__(self, changes=self.specification, seed=seed)
+        gymnasium.Wrapper.__init__(self, env)
+        if seed is not None:
+            check_count("seed", seed)
+        space = env.observation_space
+        for each in self.changes:
+            each.check(env)
+            if isinstance(each, ObservationChange):
+                space = each.widened(space)
+        self.observation_space = space
+        inside = env.get_wrapper_attr("drift_names") if env.has_wrapper_attr("drift_names") else []
+        self.drift_names = _numbered([*inside, *(each.name for each in self.changes)])
+        """What ``info["drift"]`` has, besides the phase."""
+        self._names = self.drift_names[len(inside) :]
+        self._attributes = [Attributes(env, each) if isinstance(each, Dynamics) else None for each in self.changes]
+        _check_once([name for each in self._attributes if each is not None for name in each.names])
+        self._steps, self._episodes = 0, -1
+        self._seed: int | None = None
+        self._courses: list[Course] = []
+        self._dice: list[Dice] = []
+        self._drift: dict[str, Any] = {}
+        if seed is not None:
+            self._begin(int(seed))
+            self._go_on()
+
+    @property
+    def specification(self) -> list[dict[str, Any]]:
+        """All changes as plain values."""
+        return [each.to_dict() for each in self.changes]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if self._seed is None:
+            self._begin(int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed)
+        self._episodes += 1
+        self._go_on()
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._observed(observation), self._told(info)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._seed is None:
+            raise gymnasium.error.ResetNeeded("call reset() before step()")
+        for each, course, dice in self._acting:
+            action = each.act(action, course.value, dice, self.action_space)
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        reward = float(reward)
+        for rewarding, course in self._rewarding:
+            reward = rewarding.reward(reward, course.value)
+        observation, info = self._observed(observation), self._told(info)
+        self._steps += 1
+        self._go_on()
+        return observation, reward, terminated, truncated, info
+
+    @property
+    def continues(self) -> bool:
+        """Whether what is inside tells where it is, so that :meth:`state_dict` has all of it."""
+        inside = self.env
+        if not (inside.has_wrapper_attr("state_dict") and inside.has_wrapper_attr("load_state_dict")):
+            return False
+        return bool(inside.get_wrapper_attr("continues")) if inside.has_wrapper_attr("continues") else True
+
+    @property
+    def lasting_state(self) -> dict[str, Any]:
+        """Where the drift is, here and in wrappers inside: what goes on when episodes end, or environments restart."""
+        inside = self.env.get_wrapper_attr("lasting_state") if self.env.has_wrapper_attr("lasting_state") else None
+        return {
+            "specification": self.specification if inside is None else [*inside["specification"], *self.specification],
+            "seed": self._seed,
+            "steps": self._steps,
+            "episodes": self._episodes,
+            "courses": [course.state_dict() for course in self._courses],
+            "dice": [dice.generator.bit_generator.state for dice in self._dice],
+            "inside": inside,
+        }
+
+    @lasting_state.setter
+    def lasting_state(self, state: Mapping[str, Any]) -> None:
+        here = self.lasting_state["specification"]
+        if state["specification"] != here:
+            raise ValueError(f"the state is of another drift: {state['specification']}, and this one is {here}")
+        if state["inside"] is not None:
+            self.env.set_wrapper_attr("lasting_state", state["inside"])
+        self._steps, self._episodes, self._seed = state["steps"], state["episodes"], None
+        if state["seed"] is None:
+            return
+        self._begin(state["seed"])
+        for course, dice, own, generator in zip(
+            self._courses, self._dice, state["courses"], state["dice"], strict=True
+        ):
+            course.load_state_dict(own, self._time(course))
+            dice.generator.bit_generator.state = generator
+        self._go_on()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the drift is, and, if it tells, the environment inside."""
+        inside = self.env.get_wrapper_attr("state_dict")() if self.continues else None
+        return {"drift": self.lasting_state, "environment": inside}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from there; an environment inside that does not tell where it is stays where it is."""
+        if (state_dict["environment"] is not None) != self.continues:
+            raise ValueError("the state and this environment differ: one of them cannot go on where it was")
+        # First how the world is now, then where the environment is in it.
+        self.lasting_state = state_dict["drift"]
+        if state_dict["environment"] is not None:
+            self.env.get_wrapper_attr("load_state_dict")(state_dict["environment"])
+
+    def _begin(self, seed: int) -> None:
+        self._seed = seed
+        self._courses = [Course(each.schedule, (seed, i)) for i, each in enumerate(self.changes)]
+        self._dice = [Dice((seed, i)) for i in range(len(self.changes))]
+        running = list(zip(self.changes, self._courses, self._dice, strict=True))
+        self._acting = [(each, course, dice) for each, course, dice in running if isinstance(each, ActionChange)]
+        self._observing = [
+            (each, course, dice) for each, course, dice in running if isinstance(each, ObservationChange)
+        ]
+        self._rewarding = [(each, course) for each, course, _ in running if isinstance(each, RewardChange)]
+        self._drift = {}
+
+    def _time(self, course: Course) -> int:
+        return self._steps if course.schedule.unit == "steps" else max(self._episodes, 0)
+
+    def _go_on(self) -> None:
+        """Bring everything to the present."""
+        before, self._drift = self._drift, {"phase": 0}
+        for name, course, attributes in zip(self._names, self._courses, self._attributes, strict=True):
+            course.go_to(self._time(course))
+            self._drift["phase"] += course.phase
+            self._drift[name] = course.value
+            if attributes is not None and before.get(name) != course.value:
+                attributes.set(course.value)
+
+    def _observed(self, observation: Any) -> Any:
+        for each, course, dice in self._observing:
+            observation = each.observe(observation, course.value, dice, self.observation_space)
+        return observation
+
+    def _told(self, info: dict[str, Any]) -> dict[str, Any]:
+        inside = info.get("drift", {"phase": 0})
+        return {**info, "drift": {**inside, **self._drift, "phase": inside["phase"] + self._drift["phase"]}}
+
+
+def drifting(
+    env: gymnasium.Env[Any, Any] | str,
+    drift: Change | Mapping[str, Any] | Sequence[Change | Mapping[str, Any]],
+    seed: int | None = None,
+    **kwargs: Any,
+) -> DriftWrapper:
+    """Make an environment that drifts.
+
+    Args:
+        env: The environment, or its id.
+        drift: What changes: changes, or plain values such as ``{"kind": "dynamics", "names": "length", "schedule":
+            {"kind": "sudden", "values": [1, 2], "every": 10_000}}``.
+        seed: Of the drift; see :class:`DriftWrapper`.
+        kwargs: For ``gymnasium.make``, if ``env`` is an id.
+    """
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        raise TypeError(
+            f"{type(env).__name__} is many environments: let each of them drift, as in gymnasium.make_vec(id, n, "
+            'vectorization_mode="sync", wrappers=[lambda env: drifting(env, ...)])'
+        )
+    if not isinstance(env, str) and kwargs:
+        raise TypeError(f"{', '.join(kwargs)}: arguments of gymnasium.make, but env is made already")
+    made = gymnasium.make(env, **kwargs) if isinstance(env, str) else env
+    return DriftWrapper(made, [drift] if isinstance(drift, Change | Mapping) else drift, seed)
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """The names, where those that appear again have a number."""
+    return [name if name not in names[:i] else f"{name}_{names[:i].count(name) + 1}" for i, name in enumerate(names)]
+
+
+def _check_once(names: Sequence[str]) -> None:
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{', '.join(sorted(twice))}: an attribute can change in one way only")

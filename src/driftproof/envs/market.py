@@ -1,0 +1,166 @@
+"""``driftproof/Market-v0``: an account in a market of one's own data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from driftproof._arguments import check_count, check_number, check_option
+from driftproof.envs.features import FeatureConfig, compute_features
+from driftproof.envs.market_data import Bars, split_rows
+from driftproof.envs.market_files import load_market_data
+from driftproof.envs.trading import Actions, TradingEnv
+
+Split = Literal["train", "validation", "test", "all"]
+
+
+class MarketEnv(TradingEnv):
+    """Real prices, of one market or several. Each episode is of one of them, within a part of its time.
+
+    Features of the first bars of a part look back into the part before it, never ahead. ``reset(options={"symbol": ...,
+    "row": ...})`` says which market, and at which row of all its rows the episode begins; otherwise both are drawn.
+
+    Args:
+        data: A file, see :func:`load_market_data`; bars; or bars by symbol.
+        split: Part of the time: ``"train"``, ``"validation"``, ``"test"`` or ``"all"``.
+        fractions: Of rows for training, validation and test.
+        dates: When validation and test begin, as ISO dates in UTC, instead of ``fractions``.
+        symbols: Only these; ``None``: all.
+        episode_length: Steps, of episodes that begin anywhere in the part; ``None``: from its first bar to its last.
+        actions: See :class:`TradingEnv`, as for all that follow.
+        commission: Paid for trading.
+        slippage: By how much prices are worse when trading.
+        observe_position: Whether the position is observed.
+        features: Which features are observed.
+        render_mode: ``None`` or ``"rgb_array"``.
+        load: Arguments of :func:`load_market_data`, if ``data`` is a file.
+    """
+
+    def __init__(
+        self,
+        data: str | Path | Bars | Mapping[str, Bars],
+        split: Split = "train",
+        fractions: Sequence[float] = (0.7, 0.15, 0.15),
+        dates: Sequence[str] | None = None,
+        symbols: Sequence[str] | None = None,
+        episode_length: int | None = 512,
+        actions: Actions = "continuous",
+        commission: float = 0.0001,
+        slippage: float = 0.0001,
+        observe_position: bool = False,
+        features: FeatureConfig | Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+        load: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(actions, commission, slippage, observe_position, features, render_mode)
+        check_option("split", split, ("train", "validation", "test", "all"))
+        _check_split(fractions, dates)
+        if episode_length is not None:
+            check_count("episode_length", episode_length, at_least=1)
+        self.episode_length = episode_length
+        self.markets = _chosen(markets_of(data, load), symbols)
+        self.rows: dict[str, range] = {}
+        """Where episodes may be, by symbol: rows that are observed."""
+        self._features: dict[str, npt.NDArray[np.float32]] = {}
+        for symbol, bars in self.markets.items():
+            part = range(len(bars)) if split == "all" else split_rows(bars, fractions, dates)[split]
+            self.rows[symbol] = range(max(part.start, self.features.lookback - 1), part.stop)
+            steps = len(self.rows[symbol]) - 1
+            if steps < (episode_length or 1):
+                raise ValueError(
+                    f"{split} of {symbol!r} has {len(part)} rows, {max(steps, 0)} of which can be steps: features look "
+                    f"back {self.features.lookback - 1} rows, and the last row is only seen. Episodes need "
+                    f"{episode_length or 1}: choose a shorter episode_length or window, or a larger part"
+                )
+            self._features[symbol] = compute_features(*bars.prices, self.features).astype(np.float32)
+        self._symbol, self._row = next(iter(self.markets)), -1
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
+        super().reset(seed=seed)
+        options = dict(options or {})
+        symbols = list(self.markets)
+        symbol = options.pop("symbol", None) or symbols[int(self.np_random.integers(len(symbols)))]
+        if symbol not in self.markets:
+            raise ValueError(f"Invalid symbol: {symbol!r}; there are {', '.join(map(repr, symbols))}")
+        rows = self.rows[symbol]
+        starts = range(rows.start, rows.start + 1 if self.episode_length is None else rows.stop - self.episode_length)
+        row = options.pop("row", None)
+        row = int(self.np_random.integers(starts.start, starts.stop)) if row is None else row
+        if row not in starts:
+            raise ValueError(
+                f"Invalid row: {row!r}; episodes of {symbol!r} begin at {starts.start} to {starts.stop - 1}"
+            )
+        if options:
+            raise ValueError(f"Invalid options: {', '.join(options)}; there are symbol and row")
+        self._begin(symbol, row)
+        return self._observe(), self._info()
+
+    def _begin(self, symbol: str, row: int) -> None:
+        self._symbol, self._row = symbol, row
+        stop = self.rows[symbol].stop if self.episode_length is None else row + self.episode_length + 1
+        self._enter(self._features[symbol][row:stop], self.markets[symbol].close[row:stop])
+
+    def _info(self) -> dict[str, Any]:
+        info = super()._info()
+        info["symbol"], info["row"] = self._symbol, self._row + self._bar
+        return info
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the market and the account are."""
+        return {
+            "symbol": self._symbol,
+            "row": self._row,
+            "account": self._account_state(),
+            "generator": self.np_random.bit_generator.state,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from there, in the same data."""
+        self.np_random.bit_generator.state = state_dict["generator"]
+        if state_dict["row"] < 0:
+            return
+        if state_dict["symbol"] not in self.markets or state_dict["row"] not in self.rows[state_dict["symbol"]]:
+            raise ValueError(f"the state is of {state_dict['symbol']!r} at row {state_dict['row']}, which is not here")
+        self._begin(state_dict["symbol"], state_dict["row"])
+        self._load_account(state_dict["account"])
+
+
+def markets_of(data: Any, load: Mapping[str, Any] | None = None) -> dict[str, Bars]:
+    """Bars by symbol, of a file, of bars, or of bars by symbol.
+
+    Args:
+        data: Any of them.
+        load: Arguments of :func:`load_market_data`, for a file.
+    """
+    if isinstance(data, str | Path):
+        return load_market_data(data, **(load or {}))
+    if load:
+        raise ValueError("load is for files, and data is none")
+    if isinstance(data, Bars):
+        return {data.symbol: data}
+    if isinstance(data, Mapping) and data and all(isinstance(bars, Bars) for bars in data.values()):
+        return dict(data)
+    raise TypeError(f"data must be a file, Bars, or a mapping of Bars by symbol, not {type(data).__name__}")
+
+
+def _chosen(markets: dict[str, Bars], symbols: Sequence[str] | None) -> dict[str, Bars]:
+    if symbols is None:
+        return markets
+    if missing := [symbol for symbol in symbols if symbol not in markets]:
+        raise ValueError(f"Invalid symbols: {missing}; there are {', '.join(map(repr, markets))}")
+    return {symbol: markets[symbol] for symbol in symbols}
+
+
+def _check_split(fractions: Sequence[float], dates: Sequence[str] | None) -> None:
+    if dates is not None and len(dates) != 2:
+        raise ValueError(f"Invalid dates: {list(dates)}; must be two, when validation and when the test begins")
+    if len(fractions) != 3 or abs(sum(fractions) - 1) > 1e-9:
+        raise ValueError(f"Invalid fractions: {list(fractions)}; must be three, of the sum 1")
+    for fraction in fractions:
+        check_number("fractions", fraction, at_least=0)

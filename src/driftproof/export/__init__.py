@@ -1,0 +1,5 @@
+"""Agents in formats that other programs run."""
+
+from driftproof.export.onnx_file import ExportError, export_onnx
+
+__all__ = ["ExportError", "export_onnx"]

@@ -1,0 +1,113 @@
+"""One step of an agent as a function of tensors alone: seen and remembered in, done, expected and remembered out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from driftproof.nn.distributions import Bernoulli, Gaussian
+from driftproof.nn.heads import CategoricalHead, ValueHead
+from driftproof.nn.policies import Observation, PolicyState
+from driftproof.ppo import DistributionalPPO
+
+_PARTS = {0: (), 1: ("hidden",), 2: ("hidden", "cell")}
+"""What the tensors of a core's state are called."""
+
+
+class StepGraph(nn.Module):
+    """An agent's step, without randomness and without a memory of its own.
+
+    Args:
+        agent: What the step is of, on the CPU. Its weights are used, not copied.
+
+    Attributes:
+        inputs: Names of what comes in: parts of the observation, as environments give them, then the state.
+        outputs: Names of what comes out.
+        keys: Of the parts of an observation; one without parts has the key ``""``.
+        states: Shapes ``[layers, units]`` of what is remembered, by its name among the inputs.
+    """
+
+    def __init__(self, agent: DistributionalPPO) -> None:
+        super().__init__()
+        agent.policy.set_training_mode(False)
+        self.policy = agent.policy
+        space = agent.observation_space
+        self.keys = list(space) if isinstance(space, spaces.Dict) else [""]
+        statistics = agent.normalizer.state_dict()
+        self._normalisers = nn.ModuleList([_normaliser(statistics, key) for key in self.keys])
+        cores = {"actor": self.policy.actor_core}
+        if self.policy.critic_core is not None:
+            cores["critic"] = self.policy.critic_core
+        self.states = {
+            f"{name}_{part}": (core.layers, core.units) for name, core in cores.items() for part in _PARTS[core.parts]
+        }
+        distribution = self.policy.distribution
+        self._options = [distribution.size]
+        if isinstance(agent.action_space, spaces.MultiDiscrete):
+            self._options = [int(n) for n in agent.action_space.nvec.flat]
+        described = ("mean", "std") if isinstance(distribution, Gaussian) else ("probabilities",)
+        self.inputs = (*(f"observation_{key}" if key else "observation" for key in self.keys), *self.states)
+        self.outputs = ("action", *described, "quantiles", *(f"next_{name}" for name in self.states))
+        scale = agent.return_scale.snapshot
+        self._mean, self._std = float(scale.mean), float(scale.std)
+        self._step = self.policy.stepper()
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Outputs, in their order, of inputs in theirs."""
+        seen, state = tensors[: len(self.keys)], tensors[len(self.keys) :]
+        parts = {key: normalise(part) for key, normalise, part in zip(self.keys, self._normalisers, seen, strict=True)}
+        observation: Observation = parts[""] if self.keys == [""] else parts
+        split = self.policy.actor_core.parts
+        parameters, memory, after = self._step(observation, PolicyState(state[:split], state[split:]))
+        distribution = self.policy.distribution
+        action = distribution.to_env(distribution.mode(parameters))
+        predictions = zip(self.policy.heads, self.policy.predict_returns(memory), strict=True)
+        quantiles = torch.stack([_quantiles(head, prediction) for head, prediction in predictions], 1)
+        quantiles = self._mean + self._std * quantiles
+        return action, *self.describe(parameters), quantiles, *after.actor, *after.critic
+
+    def describe(self, parameters: Tensor) -> tuple[Tensor, ...]:
+        """The distribution of actions, in numbers that need no explanation."""
+        distribution = self.policy.distribution
+        if isinstance(distribution, Gaussian):
+            mean, log_std = parameters.chunk(2, -1)
+            return mean, log_std.exp()
+        if isinstance(distribution, Bernoulli):
+            return (parameters.sigmoid(),)
+        return (torch.cat([logits.softmax(-1) for logits in torch.split(parameters, self._options, -1)], -1),)
+
+
+class _Normaliser(nn.Module):
+    """What ``VecNormalize`` does, in its precision."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, moments: Mapping[str, Any], epsilon: float, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+        self.register_buffer("mean", torch.as_tensor(moments["mean"], dtype=torch.float64))
+        self.register_buffer("std", torch.as_tensor(moments["var"], dtype=torch.float64).add(epsilon).sqrt())
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return ((observation.double() - self.mean) / self.std).clamp(-self.limit, self.limit).float()
+
+
+def _normaliser(statistics: Mapping[str, Any], key: str) -> nn.Module:
+    if not statistics or not statistics["norm_obs"] or key not in statistics["obs_rms"]:
+        return nn.Identity()
+    return _Normaliser(statistics["obs_rms"][key], statistics["epsilon"], statistics["clip_obs"])
+
+
+def _quantiles(head: ValueHead, prediction: Tensor) -> Tensor:
+    """The head's quantiles, without a binary search, which ONNX has no operator for."""
+    if not isinstance(head, CategoricalHead):
+        return head.quantiles(prediction)
+    cumulative = prediction.softmax(-1).cumsum(-1)
+    levels = (head.places + 0.5) / head.places.numel()
+    reached = (cumulative.unsqueeze(-2) < levels.unsqueeze(-1)).sum(-1)
+    return head.support[reached.clamp_max(head.places.numel() - 1)]

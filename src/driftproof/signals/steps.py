@@ -1,0 +1,145 @@
+"""One step of an actor after the other, as fast as Python goes: for observations that depend on the last action.
+
+In double precision: rounding depends on how many markets there are, and would be carried on.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from torch import Tensor, nn
+
+from driftproof.nn.cores import LSTMCore
+from driftproof.nn.policies import DistributionalPolicy
+
+Array = npt.NDArray[np.float32]
+Wide = npt.NDArray[np.float64]
+M = TypeVar("M", bound=nn.Module)
+
+
+class Step(Protocol):
+    """Remembers what it has seen."""
+
+    def __call__(self, seen: Array) -> tuple[Wide, Wide]:
+        """From observations ``[B, n]`` to outputs for actions ``[B, m]`` and memory ``[B, units]``.
+
+        Both may be overwritten by the next call.
+        """
+
+    def keep(self, count: int) -> None:
+        """Go on with the first rows of the batch only."""
+
+
+def make_step(policy: DistributionalPolicy, batch: int) -> Step:
+    """A step of the policy's actor that remembers nothing yet."""
+    return NumpyStep(policy, batch) if NumpyStep.suits(policy) else TorchStep(policy, batch)
+
+
+class TorchStep:
+    """With the policy's own modules, whatever they are."""
+
+    def __init__(self, policy: DistributionalPolicy, batch: int) -> None:
+        self._policy = policy
+        self._step = wide(policy.actor_core).stepper()
+        self._network = wide(nn.Sequential(policy.actor_network, policy.action_head))
+        self._state = tuple(part.double() for part in policy.initial_state(batch).actor)
+
+    @torch.inference_mode()
+    def __call__(self, seen: Array) -> tuple[Wide, Wide]:
+        policy = self._policy
+        observations = torch.as_tensor(seen, device=policy.device)
+        features: Any = policy.extract_features(observations, policy.features_extractor)
+        memory, self._state = self._step(features.double(), self._state)
+        return self._network(memory).cpu().numpy(), memory.cpu().numpy()
+
+    def keep(self, count: int) -> None:
+        self._state = tuple(part[:, :count].contiguous() for part in self._state)
+
+
+class NumpyStep:
+    """An LSTM of one layer and networks of tanh or ReLU, with buffers that are used again.
+
+    Products are torch's, in as many threads as torch has; all else is NumPy's, whose calls cost a fraction of torch's.
+    Gates are in the order entrance, forget, exit, candidate. All go through one tanh, since
+    ``sigmoid(x) = (1 + tanh(x / 2)) / 2``; halving weights is exact.
+    """
+
+    def __init__(self, policy: DistributionalPolicy, batch: int) -> None:
+        core = policy.actor_core
+        recurrence: Any = core.recurrence
+        bias = recurrence.bias_ih_l0 + recurrence.bias_hh_l0
+        weight = torch.cat((recurrence.weight_ih_l0, bias.unsqueeze(1), recurrence.weight_hh_l0), 1).detach().double()
+        entrance, forget, candidate, exit_ = weight.chunk(4)
+        self._weight = torch.cat((entrance / 2, forget / 2, exit_ / 2, candidate)).t().contiguous()
+        self._layers: list[tuple[Tensor, Wide, Any]] = []
+        for layer in wide(nn.Sequential(*policy.actor_network, policy.action_head)):
+            if isinstance(layer, nn.Linear):
+                self._layers.append((layer.weight.t().contiguous(), layer.bias.numpy(), None))
+            else:
+                self._layers[-1] = (*self._layers[-1][:2], _ACTIVATIONS[type(layer)])
+        inputs = np.zeros((batch, core.features + 1 + core.units))
+        inputs[:, core.features] = 1  # For the bias.
+        self._make_room(inputs, np.zeros((batch, core.units)))
+
+    @staticmethod
+    def suits(policy: DistributionalPolicy) -> bool:
+        """Whether the policy is such a network, on a CPU."""
+        return (
+            isinstance(policy.actor_core, LSTMCore)
+            and policy.actor_core.layers == 1
+            and type(policy.features_extractor) is FlattenExtractor
+            and policy.device.type == "cpu"
+            and all(type(layer) in (nn.Linear, *_ACTIVATIONS) for layer in policy.actor_network)
+        )
+
+    def _make_room(self, inputs: Wide, cell: Wide) -> None:
+        batch, units = cell.shape
+        self._inputs, self._cell, self._squashed = inputs, cell, np.empty_like(cell)
+        self._seen, self._hidden = inputs[:, : -units - 1], inputs[:, -units:]
+        self._gates = np.empty((batch, 4 * units))
+        self._sigmoids = self._gates[:, : 3 * units]
+        self._entrance, self._forget, self._exit, self._candidate = np.split(self._gates, 4, axis=1)
+        results = [np.empty((batch, bias.size)) for _, bias, _ in self._layers]
+        # The same memory, as torch sees it.
+        self._inputs_tensor, self._gates_tensor = torch.from_numpy(inputs), torch.from_numpy(self._gates)
+        self._work = []
+        x = torch.from_numpy(self._hidden)
+        for (weight, bias, activation), result in zip(self._layers, results, strict=True):
+            self._work.append((x, weight, bias, activation, result, torch.from_numpy(result)))
+            x = self._work[-1][-1]
+
+    def __call__(self, seen: Array) -> tuple[Wide, Wide]:
+        gates, sigmoids, cell, squashed = self._gates, self._sigmoids, self._cell, self._squashed
+        self._seen[:] = seen
+        torch.mm(self._inputs_tensor, self._weight, out=self._gates_tensor)
+        np.tanh(gates, out=gates)
+        sigmoids *= 0.5
+        sigmoids += 0.5
+        cell *= self._forget
+        self._entrance *= self._candidate
+        cell += self._entrance
+        np.tanh(cell, out=squashed)
+        np.multiply(self._exit, squashed, out=self._hidden)
+        for x, weight, bias, activation, result, tensor in self._work:
+            torch.mm(x, weight, out=tensor)
+            result += bias
+            if activation is not None:
+                activation(result, out=result)
+        return result, self._hidden
+
+    def keep(self, count: int) -> None:
+        if count < len(self._cell):
+            self._make_room(self._inputs[:count].copy(), self._cell[:count].copy())
+
+
+_ACTIVATIONS: dict[type[nn.Module], Any] = {nn.Tanh: np.tanh, nn.ReLU: lambda x, out: np.maximum(x, 0, out=out)}
+
+
+def wide(module: M) -> M:
+    """A copy in double precision, which does not learn."""
+    return copy.deepcopy(module).double().requires_grad_(False)

@@ -1,0 +1,144 @@
+"""Signals for bars as they come."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from driftproof.envs import Bars, FeatureConfig, compute_features, read_bars
+from driftproof.ppo import DistributionalPPO
+from driftproof.signals.actors import Critics, make_actor, one_thread
+from driftproof.signals.batch import loaded, worst_share
+from driftproof.signals.rows import HEADER, Signals, Thresholds
+from driftproof.signals.view import Array, MarketView, Wide
+
+
+def stream(
+    agent: DistributionalPPO | str | os.PathLike[str],
+    lines: Iterable[str],
+    write: Callable[[str], object],
+    *,
+    buy: float = 0.6,
+    sell: float = -0.6,
+    deadzone: float = 0.1,
+    features: FeatureConfig | Mapping[str, Any] | None = None,
+    cvar_alpha: float | None = None,
+    columns: Mapping[str, str] | None = None,
+    timezone: str | None = None,
+    max_gap: datetime.timedelta | None = None,
+    source: str = "input",
+    symbol: str = "",
+) -> int:
+    """Write what an agent says of each bar, as soon as its line is read; markets may take turns.
+
+    What is said is what :func:`infer` says of the whole history.
+
+    Args:
+        agent: Or the file of one. Nothing in the file is run.
+        lines: CSV, the header first, such as ``sys.stdin``.
+        write: Called with the header, then with one line for each line; without line ends, as ``print`` wants it.
+        buy: See :func:`infer`, as for the three that follow.
+        sell: Scores from here on down are SELL.
+        deadzone: Scores closer to 0 than this are HOLD.
+        features: Those that the agent learned with; ``None``: those of its environment, if it has one here, or the
+            default.
+        cvar_alpha: The share of worst returns whose mean is told.
+        columns: See :func:`driftproof.envs.read_bars`, as for all that follow.
+        timezone: Name of the zone that timestamps without an offset are in.
+        max_gap: Longest time from one bar of a market to the next.
+        source: What to call lines in messages.
+        symbol: What the market is called if there is no such column.
+
+    Returns:
+        How many bars there were.
+
+    Raises:
+        MarketDataError: Something is wrong with a line; the message names it. Those before it have been answered.
+        ValueError: The agent has seen something else than this market.
+    """
+    thresholds = Thresholds(buy, sell, deadzone)
+    reader = StreamReader(loaded(agent), thresholds, features, cvar_alpha)
+    write(HEADER)
+    count = 0
+    bars = read_bars(lines, source=source, columns=columns, timezone=timezone, max_gap=max_gap, symbol=symbol)
+    with one_thread():
+        for bar in bars:
+            write(next(reader.read(bar).lines()))
+            count += 1
+    return count
+
+
+class StreamReader:
+    """An agent that reads markets bar by bar, and remembers each of them.
+
+    Args:
+        agent: Who reads.
+        thresholds: When a score is a signal.
+        features: Those that the agent learned with; ``None``: those of its environment, if it has one here, or the
+            default.
+        cvar_alpha: The share of worst returns whose mean is told; ``None``: the agent's own, or 0.1.
+    """
+
+    def __init__(
+        self,
+        agent: DistributionalPPO,
+        thresholds: Thresholds,
+        features: FeatureConfig | Mapping[str, Any] | None = None,
+        cvar_alpha: float | None = None,
+    ) -> None:
+        self._agent, self._thresholds = agent, thresholds
+        self._view = MarketView(agent, features)
+        self._alpha = worst_share(agent, cvar_alpha)
+        self._markets: dict[str, _Market] = {}
+
+    def read(self, bar: Bars) -> Signals:
+        """What is said of one bar, which comes after those that were read of its market."""
+        if bar.symbol not in self._markets:
+            self._markets[bar.symbol] = _Market(self._agent, self._view, self._alpha)
+        said = self._markets[bar.symbol].read(bar)
+        return Signals(
+            bar.timestamps, np.array([bar.symbol]), self._thresholds.signals(said[:1]), bar.close, *said.reshape(-1, 1)
+        )
+
+
+class RunningFeatures:
+    """Features of one bar after the other: those that :func:`compute_features` gives for all at once."""
+
+    def __init__(self, config: FeatureConfig) -> None:
+        self._config = config
+        self._bars = np.empty((5, config.lookback))
+        self._count = 0
+
+    def push(self, bar: Bars) -> Array | None:
+        """Features ``[F]`` of a bar; ``None`` while there are not enough bars before it."""
+        self._bars[:, :-1] = self._bars[:, 1:]
+        self._bars[:, -1] = np.concatenate(bar.prices)
+        self._count += 1
+        if self._count < self._config.lookback:
+            return None
+        open_, high, low, close, volume = self._bars
+        features: Array = compute_features(open_, high, low, close, volume, self._config)[-1].astype(np.float32)
+        return features
+
+
+class _Market:
+    """One market, as far as it has been read."""
+
+    def __init__(self, agent: DistributionalPPO, view: MarketView, cvar_alpha: float) -> None:
+        self._view = view
+        self._features = RunningFeatures(view.features)
+        self._actor, self._critics = make_actor(agent, view, 1), Critics(agent, 1, cvar_alpha)
+        self._close = np.full(1, np.nan)
+
+    def read(self, bar: Bars) -> Wide:
+        """Numbers that are said of a bar."""
+        features = self._features.push(bar)
+        change, self._close = bar.close / self._close - 1, bar.close
+        if features is None:
+            return np.full(5, np.nan)
+        outputs, basis = self._actor.act(features[None, None], change[None])
+        return np.append(self._view.scores(outputs)[0], self._critics.expect(basis)[0, 0])

@@ -1,0 +1,103 @@
+"""How an agent sees a market, and how what it does is read as a score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from driftproof.envs import FeatureConfig
+from driftproof.envs.trading import feature_config
+from driftproof.nn.distributions import SquashedGaussian
+from driftproof.ppo import DistributionalPPO
+
+Array = npt.NDArray[np.float32]
+Wide = npt.NDArray[np.float64]
+
+
+def _learned_with(agent: DistributionalPPO) -> FeatureConfig | None:
+    """Features of the market that the agent is in, if it is in one."""
+    env = agent.get_env()
+    if env is None or not env.has_attr("features"):
+        return None
+    features = env.get_attr("features")[0]
+    return features if isinstance(features, FeatureConfig) else None
+
+
+class MarketView:
+    """What an agent that learned in a market observes of one, and what its outputs stand for.
+
+    Args:
+        agent: Learned in ``driftproof/Market-v0``, ``driftproof/RegimeMarket-v0`` or another market that observes the
+            same and has the same actions.
+        features: Those that it learned with; ``None``: those of its environment, if it has one here, or the default.
+
+    Attributes:
+        features: Which it observes.
+        observes_position: Whether its position is the last number that it observes.
+        is_discrete: Whether it says SELL, HOLD or BUY, rather than a position.
+
+    Raises:
+        ValueError: The agent has seen something else.
+    """
+
+    def __init__(self, agent: DistributionalPPO, features: FeatureConfig | Mapping[str, Any] | None = None) -> None:
+        self.features = feature_config(_learned_with(agent) if features is None else features)
+        shape, width = agent.observation_space.shape, len(self.features.names)
+        if shape not in ((width,), (width + 1,)):
+            raise ValueError(
+                f"the agent observes {agent.observation_space}, but these are {width} features, or {width + 1} numbers "
+                f"with the position: {', '.join(self.features.names)}. Pass the features that it learned with, as in "
+                "features={'window': 32, 'horizons': [1, 8]}"
+            )
+        self.observes_position = shape == (width + 1,)
+        space = agent.action_space
+        self.is_discrete = isinstance(space, spaces.Discrete)
+        if space not in (spaces.Discrete(3), spaces.Box(-1, 1, (1,), np.float32)):
+            raise ValueError(
+                f"the agent's actions are {space}; signals need positions from -1 to 1, Box(-1, 1, (1,)), or "
+                "Discrete(3): SELL, HOLD and BUY"
+            )
+        self._is_squashed = isinstance(agent.policy.distribution, SquashedGaussian)
+        statistics = agent.normalizer.state_dict()
+        self._is_normalised = bool(statistics) and statistics["norm_obs"]
+        if self._is_normalised:
+            moments = statistics["obs_rms"][""]
+            self._mean = np.asarray(moments["mean"], np.float64)
+            self._std = np.sqrt(np.asarray(moments["var"], np.float64) + statistics["epsilon"])
+            self._position_mean, self._position_std = float(self._mean[-1]), float(self._std[-1])
+            self._limit = float(statistics["clip_obs"])
+
+    def normalised(self, features: Array) -> Array:
+        """Features ``[..., F]`` as the policy wants them."""
+        if not self._is_normalised:
+            return features
+        width = features.shape[-1]
+        scaled = np.clip((features - self._mean[:width]) / self._std[:width], -self._limit, self._limit)
+        narrow: Array = scaled.astype(np.float32)
+        return narrow
+
+    def normalised_position(self, position: float) -> float:
+        """A position as the policy wants it."""
+        if not self._is_normalised:
+            return position
+        scaled = (float(np.float32(position)) - self._position_mean) / self._position_std
+        return min(max(scaled, -self._limit), self._limit)
+
+    def position(self, outputs: Sequence[float]) -> float:
+        """The position that the agent takes, without randomness, from the policy's outputs for one action."""
+        if self.is_discrete:
+            return float(outputs.index(max(outputs)) - 1)
+        return math.tanh(outputs[0]) if self._is_squashed else min(max(outputs[0], -1.0), 1.0)
+
+    def scores(self, outputs: Wide) -> Wide:
+        """The mean position, or P(BUY) - P(SELL), ``[...]``, of the policy's outputs for actions ``[..., n]``."""
+        if not self.is_discrete:
+            return np.tanh(outputs[..., 0]) if self._is_squashed else np.clip(outputs[..., 0], -1, 1)
+        odds = np.exp(outputs - outputs.max(-1, keepdims=True))
+        scores: Wide = (odds[..., 2] - odds[..., 0]) / odds.sum(-1)
+        return scores

@@ -1,0 +1,378 @@
+"""Returns under attack: the same episodes, true memories, normalised observations, and attacks that hurt."""
+
+from __future__ import annotations
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from driftproof.adversarial import (
+    AttackResult,
+    PerturbationConfig,
+    Robustness,
+    SAPPOConfig,
+    evaluate_under_attack,
+    train_adversary,
+)
+from driftproof.adversarial import evaluation as evaluation_module
+from driftproof.adversarial.learned import LearnedAttack, _defaults, perturbation_of
+from driftproof.adversarial.playing import Player, as_the_agent_sees_it, play
+from driftproof.ppo import DistributionalPPO
+from driftproof.state import compare, copy_tree
+
+from ..ppo.scripted import small_networks, weights
+
+ATTACKS = ["clean", "random", "mad", "critic"]
+
+
+class Follow(gymnasium.Env):
+    """A number wanders; the reward is high for saying it. Observations are the number, times ten, and noise."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age, self.number = 0, self.np_random.uniform(-0.5, 0.5)
+        return self.observe(), {}
+
+    def step(self, action):
+        reward = -abs(float(action[0]) - self.number)
+        self.age += 1
+        self.number = float(np.clip(self.number + self.np_random.normal() * 0.2, -1, 1))
+        return self.observe(), reward, False, self.age == 12, {}
+
+    def observe(self):
+        return np.array([10 * self.number, self.np_random.normal()], np.float32)
+
+
+def follow(number=4):
+    return DummyVecEnv([lambda: Monitor(Follow())] * number)
+
+
+def make_agent(policy, env=None, **arguments):
+    return DistributionalPPO(
+        policy,
+        VecNormalize(follow(8), norm_reward=False) if env is None else env,
+        **{
+            "n_steps": 48,
+            "batch_size": 96,
+            "n_epochs": 5,
+            "learning_rate": 5e-3,
+            "gamma": 0.5,
+            "seed": 0,
+            "device": "cpu",
+            "policy_kwargs": small_networks(policy, {"log_std_init": -1.0}, units=16, width=16),
+            **arguments,
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def agents():
+    """Two that follow well, one of which remembers."""
+    torch.manual_seed(0)
+    return {policy: make_agent(policy).learn(6_144) for policy in ("MlpPolicy", "MlpLstmPolicy")}
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_attacks_hurt_the_more_the_farther_they_reach(agents, policy):
+    model = agents[policy]
+    table = evaluate_under_attack(model, follow(), ATTACKS, [0.1, 0.5], 12)
+    by_name = {(r.attack, r.epsilon): r.mean for r in table.results}
+    assert list(by_name) == [
+        ("clean", 0.0),
+        *((name, epsilon) for name in ("random", "mad", "critic") for epsilon in (0.1, 0.5)),
+    ]
+    assert by_name["clean", 0.0] > -2.5
+    assert by_name["mad", 0.5] < by_name["mad", 0.1] < by_name["clean", 0.0]
+    assert by_name["mad", 0.5] < by_name["random", 0.5] - 1
+    assert table.worst(0.5).attack == "mad"
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_clean_is_what_others_measure(agents, policy):
+    model, env = agents[policy], follow()
+    (clean,) = evaluate_under_attack(model, env, ["clean"], [], 12, seed=3).results
+    normalised = VecNormalize(follow(), norm_reward=False, training=False)
+    normalised.obs_rms = model.get_env().obs_rms
+    normalised.seed(3)
+    returns, _ = evaluate_policy(model, normalised, 12, return_episode_rewards=True, deterministic=True)
+    assert sorted(clean.returns) == pytest.approx(sorted(returns), abs=1e-4)
+
+
+def test_a_tiny_ball_is_no_attack(agents):
+    model = agents["MlpLstmPolicy"]
+    table = evaluate_under_attack(model, follow(), ATTACKS, [1e-6], 8)
+    clean = table.results[0]
+    for result in table.results[1:]:
+        assert result.returns == pytest.approx(clean.returns, abs=1e-3)
+
+
+def test_the_same_again(agents):
+    model, before = agents["MlpLstmPolicy"], torch.get_rng_state()
+    attacks = [*ATTACKS, "learned"]
+    first, second = (evaluate_under_attack(model, follow(), attacks, [0.2], 6, adversary_steps=64) for _ in range(2))
+    assert first == second
+    assert torch.equal(torch.get_rng_state(), before)
+    assert evaluate_under_attack(model, follow(), ["random"], [0.2], 6, seed=1) != first
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_the_agent_is_left_as_it_was(agents, policy):
+    model = agents[policy]
+    before, statistics = weights(model), copy_tree(model.normalizer.state_dict())
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.policy.parameters()]
+    env = VecNormalize(follow(), norm_reward=False)
+    evaluate_under_attack(model, env, [*ATTACKS, "learned"], [0.2], 4, adversary_steps=64)
+    assert torch.equal(weights(model), before)
+    assert all(p.requires_grad for p in model.policy.parameters())
+    for p, old in zip(model.policy.parameters(), gradients, strict=True):
+        assert (p.grad is None and old is None) or torch.equal(p.grad, old)
+    assert not compare(model.normalizer.state_dict(), statistics)
+    # The statistics of the environment neither moved, nor are they frozen now.
+    assert env.obs_rms.count < 1
+    assert env.training
+
+
+def test_a_victim_remembers_what_it_was_shown(agents):
+    """Acting under attack step by step equals one pass over all that was shown, cut where episodes start."""
+    model = agents["MlpLstmPolicy"]
+    shown, started, actions = [], [], []
+    attack = perturbation_of(model, PerturbationConfig(epsilon=0.5), 0)
+
+    def perturb(player, observation, starts):
+        shown.append(attack.random(observation))
+        started.append(starts.copy())
+        return shown[-1]
+
+    class Watched(Player):
+        def act(self, observation):
+            actions.append(super().act(observation))
+            return actions[-1]
+
+    with as_the_agent_sees_it(model, follow(2)) as env:
+        play(Watched(model), env, perturb, 4, 0)
+    assert len(shown) == 24
+    keep = torch.from_numpy(~np.stack(started)).float()
+    with torch.no_grad():
+        parameters = model.policy.evaluate_actor(torch.stack(shown), model.policy.initial_state(2), None, keep)
+    expected = model.policy.distribution.to_env(model.policy.distribution.mode(parameters))
+    torch.testing.assert_close(torch.stack(actions), expected, atol=1e-5, rtol=0)
+
+
+class TestNormalisation:
+    """What is attacked is what the policy sees."""
+
+    @pytest.mark.parametrize("wrapped", [False, True])
+    def test_epsilon_is_in_normalised_units(self, agents, monkeypatch, wrapped):
+        model, moved = agents["MlpPolicy"], []
+        perturbation = evaluation_module.perturbation_of
+
+        def watched(*arguments):
+            attack = perturbation(*arguments)
+            random = attack.random
+
+            def remember(observation):
+                result = random(observation)
+                moved.append((observation.clone(), result))
+                return result
+
+            attack.random = remember
+            return attack
+
+        monkeypatch.setattr(evaluation_module, "perturbation_of", watched)
+        env = follow()
+        if wrapped:
+            env = VecNormalize(env, norm_reward=False)
+            env.obs_rms = model.get_env().obs_rms
+        evaluate_under_attack(model, env, ["random"], [0.2], 8)
+        clean, seen = (torch.stack(parts) for parts in zip(*moved, strict=True))
+        assert clean.std(dim=(0, 1))[0] < 2  # The environment's own are 5.
+        assert 0.19 < (seen - clean).abs().max() <= 0.2 + 1e-6
+
+    def test_an_agent_without_it_sees_what_there_is(self):
+        model = make_agent("MlpPolicy", follow()).learn(192)
+        table = evaluate_under_attack(model, follow(), ["clean", "mad"], [0.1], 4)
+        assert len(table.results) == 2
+
+
+class TestLearnedAdversary:
+    def test_learns_to_mislead(self, agents):
+        """Better than chance, though it knows nothing of the victim's networks."""
+        model = agents["MlpPolicy"]
+        adversary = train_adversary(
+            model, follow(8), 0.5, 12_000, n_steps=64, batch_size=128, learning_rate=3e-3, gamma=0.5
+        )
+        table = evaluate_under_attack(
+            model, follow(), ["clean", "random", "learned"], [0.5], 20, adversaries={0.5: adversary}
+        )
+        clean, random, learned = (result.mean for result in table.results)
+        assert learned < random - 1 < clean - 1
+
+    def test_is_rewarded_for_losses_and_moves_no_farther(self, agents):
+        model, seen = agents["MlpLstmPolicy"], []
+        adversary = train_adversary(
+            model,
+            follow(2),
+            0.3,
+            128,
+            callback=lambda locals_, _: seen.append((locals_["rewards"].copy(), locals_["infos"])) or True,
+        )
+        assert adversary.policy.is_recurrent
+        assert adversary.action_space == spaces.Box(-1, 1, (2,), np.float32)
+        assert all((rewards >= 0).all() for rewards, _ in seen)
+        # What is told of episodes is the victim's.
+        assert all(info["episode"]["r"] < 0 for _, infos in seen for info in infos if "episode" in info)
+        attack = perturbation_of(model, PerturbationConfig(epsilon=0.3))
+        learned = LearnedAttack(adversary, attack)
+        player = Player(model)
+        player.begin(5)
+        clean = torch.randn(5, 2)
+        moved = learned(player, clean, np.ones(5, dtype=bool))
+        assert (moved - clean).abs().max() <= 0.3 + 1e-6
+
+    def test_its_memory_is_its_own(self, agents):
+        """Episode by episode: with the same observations, attacks repeat after every start."""
+        model = agents["MlpLstmPolicy"]
+        adversary = train_adversary(model, follow(2), 0.3, 64)
+        learned = LearnedAttack(adversary, perturbation_of(model, PerturbationConfig(epsilon=0.3)))
+        player = Player(model)
+        player.begin(2)
+        clean, moves = torch.randn(2, 2), []
+        for starts in ([True, True], [False, False], [True, False], [False, False]):
+            moves.append(learned(player, clean, np.array(starts)))
+        assert torch.equal(moves[2][0], moves[0][0])
+        assert torch.equal(moves[3][0], moves[1][0])
+        assert not torch.equal(moves[1][0], moves[0][0])
+
+    @pytest.mark.parametrize(("arguments", "message"), [((-1, 10), "Invalid epsilon"), ((0.1, 0), "Invalid steps")])
+    def test_bad_arguments_are_refused(self, agents, arguments, message):
+        with pytest.raises(ValueError, match=message):
+            train_adversary(agents["MlpPolicy"], follow(), *arguments)
+
+    @pytest.mark.parametrize("envs", [1, 3, 10, 100])
+    @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+    def test_any_number_of_environments(self, agents, policy, envs):
+        for steps in (1, 1_000, 1_000_000):
+            DistributionalPPO(env=follow(envs), **_defaults(agents[policy], envs, steps))
+
+
+class TestTable:
+    def table(self):
+        return Robustness(
+            (
+                AttackResult.of("clean", 0.0, [10.0, 12.0]),
+                AttackResult.of("mad", 0.1, [8.0, 8.0]),
+                AttackResult.of("mad", 0.2, [4.0, 8.0]),
+                AttackResult.of("random", 0.1, [9.0, 9.5]),
+            )
+        )
+
+    def test_is_printed(self):
+        assert str(self.table()).splitlines() == [
+            "attack  epsilon  return  95% interval  episodes",
+            "clean   0        11      [10, 12]      2",
+            "mad     0.1      8       [8, 8]        2",
+            "mad     0.2      6       [4, 8]        2",
+            "random  0.1      9.25    [9, 9.5]      2",
+        ]
+
+    def test_knows_the_worst(self):
+        table = self.table()
+        assert (table.worst().attack, table.worst().epsilon) == ("mad", 0.2)
+        assert table.worst(0.1).mean == 8
+        with pytest.raises(ValueError, match=r"no attack with epsilon 0.7: there are \[0.0, 0.1, 0.2\]"):
+            table.worst(0.7)
+
+    def test_is_plain_values(self):
+        table = self.table()
+        plain = json.loads(json.dumps(table.to_dict()))
+        assert plain["results"][2] == {
+            "attack": "mad",
+            "epsilon": 0.2,
+            "returns": [4.0, 8.0],
+            "mean": 6.0,
+            "low": 4.0,
+            "high": 8.0,
+        }
+
+    def test_is_drawn(self, tmp_path):
+        axes = self.table().plot(path=tmp_path / "robustness.png")
+        assert (tmp_path / "robustness.png").stat().st_size > 1_000
+        lines = {line.get_label(): line.get_xdata() for line in axes.get_lines()}
+        assert list(lines["mad"]) == [0.0, 0.1, 0.2]
+        assert list(lines["random"]) == [0.0, 0.1]
+
+    def test_intervals_cover_the_mean_as_often_as_they_say(self):
+        generator, hits = np.random.default_rng(0), 0
+        for _ in range(100):
+            result = AttackResult.of("clean", 0.0, generator.normal(size=30).tolist())
+            hits += result.low <= 0 <= result.high
+        assert 88 <= hits <= 99
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((["clen"], [0.1], 1), ValueError, "Invalid attacks: 'clen'"),
+        (("mad", [0.1], 1), TypeError, r"such as \['mad'\]"),
+        ((["mad"], [], 1), ValueError, "nothing to evaluate"),
+        (([], [0.1], 1), ValueError, "nothing to evaluate"),
+        ((["mad"], [0.0], 1), ValueError, "Invalid epsilons: 0.0"),
+        ((["mad"], [0.1], 0), ValueError, "Invalid episodes: 0"),
+    ],
+)
+def test_bad_arguments_are_refused(agents, arguments, error, message):
+    with pytest.raises(error, match=message):
+        evaluate_under_attack(agents["MlpPolicy"], follow(), *arguments)
+
+
+def test_another_environment_is_refused(agents):
+    with pytest.raises(ValueError, match="but the agent was made for"):
+        evaluate_under_attack(agents["MlpPolicy"], "CartPole-v1", ["clean"], [], 1)
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_discrete_actions_and_vector_environments(policy):
+    model = DistributionalPPO(
+        policy,
+        make_vec_env("CartPole-v1", 2),
+        n_steps=32,
+        batch_size=64,
+        n_epochs=1,
+        seed=0,
+        device="cpu",
+        policy_kwargs=small_networks(policy),
+    )
+    model.learn(64)
+    env = gymnasium.make_vec("CartPole-v1", num_envs=3)
+    table = evaluate_under_attack(model, env, [*ATTACKS, "learned"], [0.1], 5, adversary_steps=64)
+    assert [len(result.returns) for result in table.results] == [5] * 5
+    assert evaluate_under_attack(model, "CartPole-v1", ["clean"], [], 2).results[0].mean >= 8
+
+
+@pytest.mark.slow
+def test_training_against_attacks_makes_an_agent_that_holds():
+    """Twins with equal steps: the one that was attacked loses less under attack, and follows nearly as well."""
+    plain = make_agent("MlpPolicy").learn(30_000)
+    config = SAPPOConfig(
+        warmup_updates=20,
+        robust_kl_coef=0.3,
+        perturbation=PerturbationConfig(epsilon=0.3, attack_lr=0.12),
+    )
+    robust = make_agent("MlpPolicy", adversarial=config).learn(30_000)
+    tables = [evaluate_under_attack(model, follow(), ATTACKS, [0.3], 50) for model in (plain, robust)]
+    print(*tables, sep="\n")
+    clean = [table.results[0].mean for table in tables]
+    worst = [table.worst(0.3).mean for table in tables]
+    assert worst[1] > worst[0]
+    assert clean[1] - worst[1] < clean[0] - worst[0]

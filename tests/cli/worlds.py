@@ -1,0 +1,41 @@
+"""Environments that can be held up from outside."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+
+class Held(CartPoleEnv):
+    """Stands still while there is a file ``hold`` in its folder, and leaves a file ``held`` there."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+
+    def step(self, action):
+        if (self.folder / "hold").exists():
+            (self.folder / "held").touch()
+            while (self.folder / "hold").exists():
+                time.sleep(0.01)
+        return super().step(action)
+
+
+class Broken(CartPoleEnv):
+    """Breaks after some steps."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 20:
+            raise ValueError("the pole has burst")
+        return super().step(action)
+
+
+for _name, _kind in (("Held-v0", Held), ("Broken-v0", Broken)):
+    if _name not in gymnasium.registry:
+        gymnasium.register(_name, _kind, max_episode_steps=50)

@@ -1,0 +1,222 @@
+"""Configurations in files: where a mistake is, other names for settings, the same again from what was written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from driftproof.config import Config, ConfigError, commented_yaml, dumps, load, loads
+from driftproof.config.keys import flat_keys
+from tests.config.strategies import configs
+
+
+def problems(text, *overrides):
+    with pytest.raises(ConfigError) as error:
+        loads(text, overrides, "my.yaml")
+    return error.value.problems
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(configs())
+def test_what_was_written_is_read_again(config):
+    assert loads(dumps(config)) == config
+    assert loads(commented_yaml(config)) == config
+
+
+def test_random_configurations_are_not_all_the_same():
+    """The property above would hold for configurations that are all at their defaults."""
+    seen = set()
+
+    @settings(max_examples=100, suppress_health_check=list(HealthCheck), database=None)
+    @given(configs())
+    def look(config):
+        changed = config.model_dump(exclude_defaults=True)
+        seen.update((section, name) for section, part in changed.items() for name in part)
+
+    look()
+    assert len(seen) > 60
+
+
+def test_nothing_is_all_defaults(tmp_path):
+    assert loads("") == loads("# nothing\n") == loads("ppo:\nvgs:\n") == load() == Config()
+    (tmp_path / "my.yaml").write_text("env: Pendulum-v1\n")
+    assert load(tmp_path / "my.yaml").env.id == "Pendulum-v1"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("ppo:\n  learning_rat: 1e-3", "my.yaml:2: ppo.learning_rat: unknown; did you mean ppo.learning_rate?"),
+        ("learning_rat: 1e-3", "my.yaml:1: learning_rat: unknown; did you mean ppo.learning_rate?"),
+        ("pppo: {gamma: 0.9}", "my.yaml:1: pppo: unknown; did you mean ppo?"),
+        ("ppo: {twin_critics: false}", "my.yaml:1: ppo.twin_critics: unknown; it is critic.twin_critics"),
+        ("ppo: {vgs_beta: 0.9}", "my.yaml:1: ppo.vgs_beta: unknown; it is vgs.beta"),
+        ("vgs_kwargs: {betta: 0.9}", "my.yaml:1: vgs.betta: unknown; did you mean vgs.beta?"),
+        (
+            "pbt:\n  hyperparams:\n    - {name: gamma, min_valu: 0.9, max_value: 1}",
+            "my.yaml:3: pbt.hyperparams.0.min_valu: unknown; did you mean pbt.hyperparams.0.min_value?",
+        ),
+        ("ppo: {kl_penalty: {kpp: 1}}", "my.yaml:1: ppo.kl_penalty.kpp: unknown; did you mean ppo.kl_penalty.kp?"),
+        ("xyz: 1", "my.yaml:1: xyz: unknown; there are run, env, policy, critic, ppo, optimizer, vgs,"),
+    ],
+)
+def test_unknown_keys_are_refused_with_what_was_meant(text, problem):
+    (found,) = problems(text)
+    assert found.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("ppo:\n  gamma: 2", "my.yaml:2: ppo.gamma: should be less than or equal to 1, not 2"),
+        ("ppo: {n_steps: true}", "my.yaml:1: ppo.n_steps: should be a valid integer, not True"),
+        ("ppo: {n_steps: 12.5}", "my.yaml:1: ppo.n_steps: should be a valid integer, not 12.5"),
+        ("ppo: {learning_rate: fast}", "my.yaml:1: ppo.learning_rate: should be a valid number, not 'fast'"),
+        ("ppo: {clip_range: {kind: lin, start: 1}}", "my.yaml:1: ppo.clip_range.kind: should be 'linear' or 'cosine'"),
+        ("ppo: {learning_rate: {kind: linear}}", "my.yaml:1: ppo.learning_rate.start: is missing"),
+        ("ppo: 5", "my.yaml:1: ppo: must hold settings by name, not 5"),
+        ("optimizer: adamm", "my.yaml:1: optimizer.name: unknown optimizer 'adamm'; did you mean 'adam'?"),
+        ("run: {device: cupa}", "my.yaml:1: run.device: String should match"),
+        ("- 1", "my.yaml: must hold settings by name"),
+        ("ppo: [1", "my.yaml:1: is not YAML: expected ',' or ']'"),
+        ("ppo:\n  gamma: 1\n  gamma: 1", "my.yaml:3: ppo.gamma is in line 2 already"),
+        ("env: {drift: [{kind: tilt}]}", "my.yaml:1: env.drift: unknown change 'tilt'"),
+        ("env: {drift: [{kind: reward_scale}]}", "my.yaml:1: env.drift: "),
+        ("env: {kwargs: {size: .inf}}", "my.yaml:1: env.kwargs.size: "),
+        ("env: !!python/object/apply:os.system [ls]", "my.yaml:1: is not YAML: could not determine a constructor"),
+    ],
+)
+def test_wrong_values_are_refused_with_their_place(text, problem):
+    (found,) = problems(text)
+    assert found.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("n_steps: 100\nbatch_size: 60", "my.yaml:2: ppo.batch_size: batch_size=60 does not fit"),
+        ("n_steps: 97", "can be cut into sequences of 1 at most"),
+        ("batch_size: 60\nn_envs: 3", "n_steps * n_envs = 2048 * 3 = 6144; use for example"),
+        (
+            "critic: {num_atoms: 21}",
+            "my.yaml:1: critic.num_atoms: 21 would have no effect, it is for",
+        ),
+        ("critic: {value_head: categorical, huber_kappa: 1.0}", "critic.huber_kappa: 1.0 would have no effect"),
+        ("policy: MlpPolicy\nlstm_hidden_size: 64", "my.yaml:2: policy.lstm_hidden_size: 64 would have no effect"),
+        ("policy: MlpPolicy\nsequence_length: 16", "my.yaml:2: ppo.sequence_length: 16 would have no effect"),
+        ("env: {clip_observations: 5}", "env.clip_observations: 5.0 would have no effect"),
+        ("pbt: {backend: inline, workers: 2}", "pbt.workers: 2 would have no effect"),
+        ("pbt: {address: auto}", "pbt.address: 'auto' would have no effect"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(text, problem):
+    (found,) = problems(text)
+    assert problem in found
+
+
+def test_names_of_the_documents_work():
+    config = loads(
+        """
+        env: Pendulum-v1
+        policy: MlpGruPolicy
+        learning_rate: 1e-4
+        variance_gradient_scaling: true
+        vgs_beta: 0.95
+        vgs_alpha: 0.2
+        vgs_warmup_steps: 50
+        optimizer_class: AdaptiveUPGD
+        optimizer_kwargs: {sigma: 0.01}
+        population_size: 4
+        perturbation_interval: 7
+        adversarial_ratio: 0.25
+        epsilon: 0.1
+        policy_kwargs: {lstm_hidden_size: 64, num_quantiles: 16}
+        vgs_kwargs: {variance_cap: 20}
+        seed: 3
+        """
+    )
+    assert config == Config(
+        env={"id": "Pendulum-v1"},
+        policy={"name": "MlpGruPolicy", "lstm_hidden_size": 64},
+        critic={"num_quantiles": 16},
+        ppo={"learning_rate": 1e-4},
+        optimizer={"name": "adaptive_upgd", "kwargs": {"sigma": 0.01}},
+        vgs={"beta": 0.95, "alpha": 0.2, "warmup_steps": 50, "variance_cap": 20.0},
+        adversarial={"adversarial_ratio": 0.25, "perturbation": {"epsilon": 0.1}},
+        pbt={"population_size": 4, "perturbation_interval": 7},
+        run={"seed": 3},
+    )
+
+
+@pytest.mark.parametrize("name", sorted(flat_keys()))
+def test_every_flat_name_leads_to_its_place(name):
+    path = flat_keys()[name]
+    value = Config()
+    for part in path:
+        value = getattr(value, part)
+    plain = loads(dumps(Config())).model_dump()
+    for part in path:
+        plain = plain[part]
+    assert Config(**{name: plain}) == Config()
+
+
+def test_a_setting_with_two_values_is_refused():
+    (found,) = problems("vgs_beta: 0.9\nvgs:\n  beta: 0.8")
+    assert found == "my.yaml:3: vgs_beta is 0.9 and vgs.beta is 0.8, and both are the same setting: remove one"
+    (found,) = problems("learning_rate: 1e-3\noptimizer_kwargs: {lr: 1e-4}")
+    assert "learning_rate is 0.001 and optimizer_kwargs.lr is 0.0001" in found
+    assert loads("vgs_beta: 0.9\nvgs: {beta: 0.9}").vgs.beta == 0.9
+
+
+def test_an_lr_of_the_optimizer_is_the_learning_rate():
+    config = loads("optimizer_kwargs: {lr: 1e-2, sigma: 0}")
+    assert config.ppo.learning_rate == 0.01
+    assert config.optimizer.kwargs == {"sigma": 0}
+    assert loads("learning_rate: 0.5", ["optimizer.kwargs.lr=0.1"]).ppo.learning_rate == 0.1
+    assert loads("learning_rate: 0.5", ["optimizer_kwargs={lr: 0.2}"]).ppo.learning_rate == 0.2
+
+
+def test_the_command_line_goes_before_the_file_and_that_before_defaults():
+    text = "ppo: {gamma: 0.9, gae_lambda: 0.8}\nenv: {kwargs: {a: 1, b: 2}}"
+    config = loads(text, ["gae_lambda=0.7", "env.kwargs.b=3", "pbt.hyperparams.0.min_value=1e-6", "vgs=false"])
+    assert (config.ppo.gamma, config.ppo.gae_lambda, config.ppo.clip_range) == (0.9, 0.7, 0.2)
+    assert config.env.kwargs == {"a": 1, "b": 3}
+    assert config.pbt.hyperparams[0].min_value == 1e-6
+    assert config.pbt.hyperparams[0].max_value == Config().pbt.hyperparams[0].max_value
+    assert not config.vgs.enabled
+    assert loads(text, ["env.kwargs={c: 4}"]).env.kwargs == {"c": 4}
+    assert loads(text, ["ppo.gamma=0.8", "ppo.gamma=0.7"]).ppo.gamma == 0.7
+    assert (
+        loads("", ["ppo.learning_rate.kind=cosine", "ppo.learning_rate.start=0.1"]).ppo.learning_rate.kind == "cosine"
+    )
+    assert loads("", ["ppo={gamma: 0.5}", "ppo.n_epochs=2"]).ppo.gamma == 0.5
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("ppo.gama=1", "--set ppo.gama=1: ppo.gama: unknown; did you mean ppo.gamma?"),
+        ("gamma=3", "--set gamma=3: ppo.gamma: should be less than or equal to 1, not 3"),
+        ("gamma", "--set gamma: must be name=value"),
+        ("=3", "--set =3: must be name=value"),
+        ("gamma=[1", "--set gamma=[1: is not YAML"),
+        ("pbt.hyperparams.9.name=x", "--set pbt.hyperparams.9.name=x: pbt.hyperparams is a list of 2: use a number"),
+    ],
+)
+def test_overrides_that_are_wrong_are_named(override, problem):
+    (found,) = problems("ppo: {gamma: 0.5}", override)
+    assert found.startswith(problem)
+
+
+def test_numbers_are_numbers():
+    config = loads("learning_rate: 1e-4\ntotal_timesteps: 1e6\nn_steps: 4_096\noptimizer: {kwargs: {sigma: 5E-3}}")
+    assert config.ppo.learning_rate == 1e-4
+    assert config.run.total_timesteps == 1_000_000
+    assert config.ppo.n_steps == 4096
+    assert config.optimizer.kwargs == {"sigma": 0.005}
+    # Dates stay texts, as arguments of environments want them.
+    assert loads("env: {kwargs: {begin: 2010-01-01, text: '1e5'}}").env.kwargs == {"begin": "2010-01-01", "text": "1e5"}
+
+
+def test_several_problems_are_all_told():
+    assert len(problems("ppo:\n  gama: 1\n  n_steps: x\nfoo: 1")) == 3
