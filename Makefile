@@ -2,19 +2,37 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := $(VENV)/.core
 INSTALLED := $(VENV)/.installed
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all test-gpu lint browser bench clean
+.PHONY: demo demo-plasticity test test-all test-gpu lint browser bench clean
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(INSTALLED): $(CORE)
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $@
 
-demo: $(INSTALLED)
+# A population learns to trade in a market whose ways change, is compared with holding and with doing nothing in markets
+# that it has never seen, says what it makes of prices, and everything that happened is in one page.
+demo: $(CORE)
+	rm -rf runs/demo
+	$(BIN)/driftproof tune configs/regime_market_population.yaml --name demo
+	$(BIN)/driftproof evaluate demo --episodes 256
+	$(BIN)/python examples/made_up_prices.py runs/demo/prices.csv
+	$(BIN)/driftproof infer demo runs/demo/prices.csv
+	@echo; tail -n 4 runs/demo/signals.csv; echo
+	$(BIN)/driftproof report demo
+	@echo "Open runs/demo/report.html in a browser."
+
+# Sixty tasks in a row, three optimizers, one picture.
+demo-plasticity: $(INSTALLED)
 	$(BIN)/python benchmarks/plasticity.py --demo
 
 test: $(INSTALLED) lint browser

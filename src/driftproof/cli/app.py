@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from driftproof import __version__
-from driftproof.cli import configuration, evaluation, files, training, tuning
+from driftproof.cli import configuration, evaluation, files, markets, pages, training, tuning
 from driftproof.cli.errors import USER_ERROR, as_lines, is_mistake
 
 app = typer.Typer(
@@ -41,6 +41,9 @@ for _command in (
     training.train,
     tuning.tune,
     evaluation.evaluate,
+    pages.report,
+    markets.infer,
+    pages.export,
     configuration.config,
     files.inspect,
     files.convert,

@@ -20,7 +20,7 @@ def config(
     schema: Annotated[bool, typer.Option("--schema", help="Print a JSON Schema, with which editors complete.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Print all settings instead of checking them.")] = False,
 ) -> None:
-    """Print all settings with what they do, or check a CONFIG: the agent and its environment are built."""
+    """Print all settings, or check a CONFIG. To check it, the agent and its environment are built."""
     from driftproof.config import commented_yaml, json_schema, load
 
     if schema:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from driftproof.cli import runs
+from driftproof.cli import agents
 from driftproof.cli.errors import CommandError
-from driftproof.cli.options import EnvId, Overrides, RunsDir
+from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,11 +30,11 @@ ATTACKS = ("random", "mad", "critic", "learned")
 
 
 def evaluate(
-    run: Annotated[str, typer.Argument(help="Folder or name of a run, or a checkpoint.")],
+    run: Agent,
     episodes: Annotated[int | None, typer.Option("--episodes", min=1, help="Default: as configured.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the episodes.")] = None,
-    member: Annotated[int | None, typer.Option("--member", min=0, help="Of a population; default: the best.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="The best checkpoint instead of the last.")] = False,
+    member: Member = None,
+    best: Best = False,
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Draw actions instead of the likeliest.")] = False,
     attack: Annotated[
         list[str] | None, typer.Option("--attack", help=f"Move what it sees: {', '.join(ATTACKS)}, or all; repeatable.")
@@ -48,24 +47,29 @@ def evaluate(
     overrides: Overrides = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Play episodes that training has not seen, and compare; with --attack, while what the agent sees is moved."""
+    """Play episodes that training has not seen. With --attack, while what the agent sees is moved."""
     from driftproof.state import read
 
     if epsilon and not attack:
         raise CommandError("--epsilon is how far an --attack moves what is seen: give one")
-    checkpoint, settings, folder = _found(run, runs_dir, env, overrides, member, best)
-    agent = _loaded(checkpoint, settings)
+    found = agents.find(run, runs_dir, member, best)
+    if found.folder is None and env is None:
+        raise CommandError(f"{run} is not in the folder of a run: give --env, where to play")
+    changes = [*([] if env is None else [f"env.id={env}"]), *(overrides or [])]
+    settings = found.config(changes)
+    agent = found.load(settings.run.device)
     episodes = episodes or settings.run.evaluation_episodes or 20
-    typer.echo(f"{checkpoint}: {episodes} episodes of {settings.env.id}")
+    typer.echo(f"{found.checkpoint}: {episodes} episodes of {settings.env.id}")
     if attack:
         result, name = _attacked(agent, settings, attack, epsilon, episodes, seed, not stochastic), "attacks.json"
     else:
-        lasting = read(checkpoint).tree["rollout"].get("lasting")
+        lasting = read(found.checkpoint).tree["rollout"].get("lasting")
         result = measure(agent, settings, episodes, seed, not stochastic, lasting)
         name = "evaluation.json"
         typer.echo("\n".join(table(result)))
-    target = output or (None if folder is None else folder / name)
-    if target is not None:
+    # What belongs to a run is what was asked of the run, as it is.
+    in_folder = found.folder / name if found.folder is not None and found.is_run and not changes else None
+    if target := output or in_folder:
         _write(target, result)
         typer.echo(f"written to {target}")
 
@@ -238,36 +242,6 @@ def _attacked(
         )
     typer.echo(str(robustness))
     return robustness.to_dict()
-
-
-def _found(
-    run: str, runs_dir: Path, env: str | None, overrides: list[str] | None, member: int | None, best: bool
-) -> tuple[Path, Config, Path | None]:
-    """The checkpoint that is meant, the configuration, and the folder of the run."""
-    from driftproof.config import load
-
-    path = Path(run)
-    changes = [*([] if env is None else [f"env.id={env}"]), *(overrides or [])]
-    if path.is_file():
-        folder = next((parent for parent in path.resolve().parents if (parent / runs.CONFIG).is_file()), None)
-        if folder is None and env is None:
-            raise CommandError(f"{path} is not in the folder of a run: give --env, where to play")
-        if member is not None or best:
-            raise CommandError("--member and --best choose a checkpoint of a run, and one is given")
-        return path, load(None if folder is None else folder / runs.CONFIG, changes), None
-    folder = runs.find(run, runs_dir)
-    checkpoint = runs.checkpoint_of(folder, member, best)
-    return checkpoint, load(folder / runs.CONFIG, changes), None if changes else folder
-
-
-def _loaded(checkpoint: Path, settings: Config) -> DistributionalPPO:
-    from driftproof.config.build import foreign
-    from driftproof.ppo import DistributionalPPO
-
-    with warnings.catch_warnings():
-        # Where it was in its training is of no interest.
-        warnings.filterwarnings("ignore", message="the state has no|there is no component")
-        return DistributionalPPO.load(checkpoint, device=settings.run.device, custom_objects=foreign(settings))
 
 
 def _write(target: Path, result: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ def convert(
     target: Annotated[Path, typer.Argument(help="The checkpoint to write.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the target if it exists.")] = False,
 ) -> None:
-    """Write today's format from an older file, with every tensor in it. No code in it is run."""
+    """Write today's format from an older file. Every tensor goes over; no code in it is run."""
     from driftproof.state import legacy
 
     if target.exists() and not overwrite:

@@ -24,6 +24,9 @@ RunsDir: TypeAlias = Annotated[Path, typer.Option("--runs-dir", help="Where fold
 Resume: TypeAlias = Annotated[
     str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run: its folder, or its name.")
 ]
+Agent: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="Folder or name of a run, or a checkpoint.")]
+Member: TypeAlias = Annotated[int | None, typer.Option("--member", min=0, help="Of a population. Default: the best.")]
+Best: TypeAlias = Annotated[bool, typer.Option("--best", help="The best checkpoint instead of the last.")]
 
 
 def read_config(config: Path | None, env: str | None, overrides: list[str] | None) -> Config:

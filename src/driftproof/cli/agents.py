@@ -1,0 +1,108 @@
+"""Agents that commands are given: runs, or checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from driftproof.cli import runs
+from driftproof.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from driftproof.config import Config
+    from driftproof.ppo import DistributionalPPO
+
+
+@dataclass(frozen=True)
+class Found:
+    """An agent on disk.
+
+    Attributes:
+        checkpoint: Its file.
+        folder: Of the run that it is from, if it is known.
+        is_run: Whether the run was asked for, rather than one of its files.
+    """
+
+    checkpoint: Path
+    folder: Path | None
+    is_run: bool
+
+    def config(self, overrides: list[str] | None = None) -> Config:
+        """The configuration of its run, or the one that there would be without one, with some changes."""
+        from driftproof.config import load
+
+        return load(None if self.folder is None else self.folder / runs.CONFIG, overrides or ())
+
+    def load(self, device: str = "cpu") -> DistributionalPPO:
+        """The agent itself, to be asked. Nothing in its file is run."""
+        from driftproof.config.build import foreign
+        from driftproof.ppo import DistributionalPPO
+
+        return DistributionalPPO.load(self.checkpoint, device=device, custom_objects=foreign(self.config()))
+
+
+def find(run: str, runs_dir: Path, member: int | None = None, best: bool = False) -> Found:
+    """The agent of a run, by its folder or name, or of a checkpoint.
+
+    Args:
+        run: Which.
+        runs_dir: Where folders of runs are.
+        member: Of a population; ``None``: the best.
+        best: The best checkpoint instead of the last.
+
+    Raises:
+        CommandError: There is none.
+    """
+    path = Path(run)
+    if not path.is_file():
+        folder = runs.find(run, runs_dir)
+        return Found(_checkpoint_of(folder, member, best), folder, is_run=True)
+    if member is not None or best:
+        raise CommandError("--member and --best choose a checkpoint of a run, and one is given")
+    owner = next((parent for parent in path.resolve().parents if (parent / runs.CONFIG).is_file()), None)
+    return Found(path, owner, is_run=False)
+
+
+def _checkpoint_of(folder: Path, member: int | None, best: bool) -> Path:
+    """The checkpoint of a run's agent: the last one, or the best; of a population, a member's or the best one's.
+
+    Raises:
+        CommandError: There is none.
+    """
+    if runs.is_population(folder):
+        if best:
+            raise CommandError(f"{folder} is a population, which keeps each member's last state: leave out --best")
+        return _member_of(folder, member)
+    if member is not None:
+        raise CommandError(f"{folder} is no population: leave out --member")
+    from driftproof.state import CheckpointStore
+
+    store = CheckpointStore(folder / "checkpoints")
+    found: Path | None = store.best() if best else store.latest()
+    if found is None:
+        raise CommandError(f"there is no checkpoint in {folder} yet")
+    return found
+
+
+def _member_of(folder: Path, member: int | None) -> Path:
+    from driftproof.pbt.folder import RunFolder
+
+    state = RunFolder(folder).read_state()
+    places = state["members"]
+    reported = [i for i, place in enumerate(places) if place["file"] is not None]
+    if not reported:
+        raise CommandError(f"no member of {folder} has been saved yet")
+    if member is None:
+        sign = -1 if state["config"]["metric_mode"] == "min" else 1
+        worst = float("-inf")
+        scores = {i: places[i]["performance"] for i in reported}
+        member = max(reported, key=lambda i: worst if _is_missing(scores[i]) else sign * scores[i])
+    if member not in reported:
+        raise CommandError(f"{folder} has members 0 to {len(places) - 1}, of which {reported} have been saved")
+    members = Path(state["config"]["checkpoint_dir"] or folder / "members")
+    return members / str(places[member]["file"])
+
+
+def _is_missing(value: float | None) -> bool:
+    return value is None or value != value

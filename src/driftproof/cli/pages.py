@@ -1,0 +1,50 @@
+"""``driftproof report`` and ``driftproof export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from driftproof.cli import agents, runs
+from driftproof.cli.errors import CommandError
+from driftproof.cli.options import Agent, Best, Member, RunsDir
+
+
+def report(
+    run: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders or names of runs, side by side.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="Default: report.html in the run's folder, of several in --runs-dir."),
+    ] = None,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Write one HTML page that shows what runs did. It needs no network."""
+    from driftproof.report import write_report
+
+    folders = [runs.find(each, runs_dir) for each in run]
+    target = output or (folders[0] if len(folders) == 1 else runs_dir) / "report.html"
+    try:
+        write_report(folders, target)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    typer.echo(f"written to {target}")
+
+
+def export(
+    run: Agent,
+    onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
+    member: Member = None,
+    best: Best = False,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Write an agent as an ONNX file. Memory is input and output, normalisation is included; the file is checked."""
+    from driftproof.export import ExportError, export_onnx
+
+    found = agents.find(run, runs_dir, member, best)
+    try:
+        export_onnx(found.load(), onnx)
+    except (ExportError, ImportError) as error:
+        raise CommandError(str(error)) from error
+    typer.echo(f"{found.checkpoint}: written to {onnx}")

@@ -1,0 +1,116 @@
+"""What commands make of trained agents: pages, signals, files for other programs, returns under attack."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from driftproof.envs import regime_bars, write_csv
+from tests.cli.commands import SMALL, call
+from tests.cli.test_commands import LIMIT, error
+
+MARKET = ["--set", "env.id=driftproof/RegimeMarket-v0", "--set", "env.kwargs.episode_length=16"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of a market, with features that are not the default, and of something else."""
+    folder = tmp_path_factory.mktemp("runs")
+    features = ["--set", "env.kwargs.features={window: 16, horizons: [1, 4]}"]
+
+    class Capture:
+        def readouterr(self):
+            return type("Nothing", (), {"out": "", "err": ""})
+
+    for name, env in (("market", [*MARKET, *features]), ("pole", ["--env", "CartPole-v1"])):
+        code, _, _ = call(Capture(), "train", *env, *SMALL, *LIMIT, "--runs-dir", folder, "--name", name)
+        assert code == 0
+    write_csv(folder / "prices.csv", regime_bars(60, seed=1, symbol="ONE"), regime_bars(40, seed=2, symbol="TWO"))
+    return folder
+
+
+def rows(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_reports_are_written_where_runs_are(runs, capsys):
+    code, output, _ = call(capsys, "report", "market", "--runs-dir", runs)
+    assert code == 0
+    assert output == f"written to {runs}/market/report.html\n"
+    assert "buy and hold" in (runs / "market" / "report.html").read_text()
+    code, output, _ = call(capsys, "report", runs / "market", "pole", "--runs-dir", runs)
+    assert output == f"written to {runs}/report.html\n"
+    assert "there is no run 'nowhere'; in" in error(capsys, "report", "nowhere", "--runs-dir", runs)
+
+
+def test_signals_are_those_of_the_runs_features_in_both_modes(runs, capsys, monkeypatch, tmp_path):
+    code, output, errors = call(capsys, "infer", "market", runs / "prices.csv", "--runs-dir", runs)
+    assert code == 0, errors
+    assert output.startswith("100 rows: ")
+    said = rows((runs / "market" / "signals.csv").read_text())
+    assert list(said[0]) == ["timestamp", "symbol", "signal", "close", "score", "p10", "p50", "p90", "cvar"]
+    with open(runs / "prices.csv") as lines:
+        monkeypatch.setattr(sys, "stdin", lines)
+        code, output, errors = call(capsys, "infer", "market", "--stream", "--runs-dir", runs)
+    assert code == 0, errors
+    streamed = {(row["timestamp"], row["symbol"]): row for row in rows(output)}
+    assert len(streamed) == 100
+    for row in said:
+        other = streamed[row["timestamp"], row["symbol"]]
+        assert row["signal"] == other["signal"]
+        if row["score"]:
+            assert float(row["score"]) == pytest.approx(float(other["score"]), abs=1e-6)
+    options = ["--buy", "0", "--sell", "-1", "--deadzone", "0", "--output", tmp_path / "all.csv"]
+    call(capsys, "infer", "market", runs / "prices.csv", *options, "--runs-dir", runs)
+    assert {row["signal"] for row in rows((tmp_path / "all.csv").read_text()) if row["score"] > "0"} == {"BUY"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["market"], "give a file of prices, or --stream"),
+        (["market", "x.csv", "--stream"], "give a file of prices, or --stream"),
+        (["market", "--stream", "--output", "x.csv"], "--stream answers on standard output"),
+        (["market", "nowhere.csv"], "nowhere.csv: there is no such file"),
+        (["market", "PRICES", "--output", "x.txt"], "x.txt: must end in .csv or .parquet"),
+        (["market", "PRICES", "--buy", "-0.9"], "buy"),
+        (["market", "PRICES", "--column", "timestamp"], "--column timestamp must be a name of ours"),
+        (["market", "PRICES", "--column", "timestamp=Date"], "Date"),
+        (["pole", "PRICES"], "the agent observes Box"),
+    ],
+)
+def test_mistakes_about_signals_are_one_line(runs, capsys, arguments, problem, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = [str(runs / "prices.csv") if word == "PRICES" else word for word in arguments]
+    assert problem in error(capsys, "infer", *given, "--runs-dir", runs)
+
+
+def test_agents_are_exported(runs, capsys, tmp_path):
+    code, _, errors = call(capsys, "export", "pole", "--onnx", tmp_path / "pole.onnx", "--runs-dir", runs)
+    assert code == 0, errors
+    session = onnxruntime.InferenceSession(tmp_path / "pole.onnx")
+    action, *_ = session.run(["action"], {"observation": np.zeros((3, 4), np.float32)})
+    assert action.shape == (3,)
+
+
+def test_agents_are_evaluated_under_attack(runs, capsys):
+    options = ["--attack", "random", "--attack", "mad", "--epsilon", 0.5, "--episodes", 2, "--runs-dir", runs]
+    code, output, errors = call(capsys, "evaluate", "pole", *options)
+    assert code == 0, errors
+    assert "95% interval" in output
+    results = json.loads((runs / "pole" / "attacks.json").read_text())["results"]
+    assert [(result["attack"], result["epsilon"]) for result in results] == [
+        ("clean", 0),
+        ("random", 0.5),
+        ("mad", 0.5),
+    ]
+    clean = json.loads((runs / "pole" / "evaluation.json").read_text())
+    assert results[0]["returns"] == clean["returns"], "the same episodes"
+    line = error(capsys, "evaluate", "pole", "--attack", "foo", "--runs-dir", runs)
+    assert line == "--attack 'foo' must be one of random, mad, critic, learned, or all"
