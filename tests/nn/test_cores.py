@@ -123,6 +123,18 @@ class TestSegments:
         assert sum(slab.numel() for slab in plan.slabs) < 1.2 * starts.size
 
 
+@pytest.mark.parametrize("core_class", CORES)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_run_can_be_continued(core_class, layers):
+    core, inputs, state, _ = random_case(core_class, 12, 3, layers, 0.0, 0)
+    whole, after = core.run(inputs, state)
+    first, between = core.run(inputs[:5], state)
+    second, end = core.run(inputs[5:], between)
+    torch.testing.assert_close(torch.cat((first, second)), whole)
+    torch.testing.assert_close(end, after)
+    torch.testing.assert_close(whole, core(inputs, state))
+
+
 def test_without_memory_what_comes_in_goes_out():
     core = make_core("none", 3, 99, 1)
     inputs = torch.randn(4, 2, 3)

@@ -15,7 +15,9 @@ from driftproof.envs import FeatureConfig, write_csv
 from driftproof.ppo import DistributionalPPO
 from driftproof.signals import Thresholds, infer
 from driftproof.signals import batch as batch_module
+from driftproof.signals.actors import make_actor
 from driftproof.signals.steps import NumpyStep
+from driftproof.signals.view import MarketView
 
 from .agents import FEATURES, agent, first, market, numbers
 
@@ -172,16 +174,13 @@ def test_chunks_leave_no_trace(monkeypatch):
 
 
 def test_ruined_account_begins_anew():
-    model, bars = copy.deepcopy(agent(position=True)), market()
-    row = FEATURES.lookback + 20
+    model = copy.deepcopy(agent(position=True))
     with torch.no_grad():
-        model.policy.action_head.bias.fill_(-1000.0)  # Everything it has is owed.
-    prices = {name: getattr(bars, name).copy() for name in ("open", "high", "low", "close")}
-    for column in prices.values():
-        column[row:] *= 4
-    signals = infer(model, dataclasses.replace(bars, **prices), features=FEATURES)
-    assert (signals.score[FEATURES.lookback - 1 :] == -1).all()
-    assert np.isfinite(numbers(signals)[FEATURES.lookback - 1 :]).all()
+        model.policy.action_head.bias.fill_(-1000.0)  # As much is owed as there is.
+    actor = make_actor(model, MarketView(model, FEATURES), 2)
+    changes = np.array([[0.1, 0.1], [0.5, 0.5], [1.5, 0.5], [0.0, 0.0]])
+    _, seen = actor.act(np.zeros((4, 2, len(FEATURES.names)), np.float32), changes)
+    np.testing.assert_allclose(seen[..., -1], [[0, 0], [-3, -3], [0, -3], [-1, -1]], atol=1e-6)
 
 
 @given(

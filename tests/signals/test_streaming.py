@@ -155,3 +155,8 @@ def test_agent_comes_from_a_file_and_foreign_files_are_refused(tmp_path):
     (tmp_path / "other.zip").write_bytes(b"no agent")
     with pytest.raises(CheckpointError):
         stream(tmp_path / "other.zip", lines, answers.append)
+
+
+def test_marks_at_the_beginning_of_files_are_no_part_of_a_name():
+    answers = []
+    assert stream(agent(), ["\ufeff" + HEADER, *GOOD], answers.append, features=FEATURES) == 2

@@ -102,6 +102,7 @@ def read_bars(
         header = next(reader, None)
         if header is None:
             raise MarketDataError(f"{source}: is empty")
+        header[0] = header[0].removeprefix("\ufeff")  # A mark that some programs begin files with.
         places = _find(source, header, dict(columns or {}))
         for row, cells in enumerate(_full_lines(source, reader, len(header)), 2):
             place = Place(source, np.array([row]))
@@ -117,7 +118,7 @@ def read_bars(
                 check_bars(bar, place, limit)
             latest[name] = row, bar
             yield bar
-    except csv.Error as error:
+    except (csv.Error, UnicodeDecodeError) as error:
         raise MarketDataError(f"{source}: is not CSV: {error}") from error
 
 

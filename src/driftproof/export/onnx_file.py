@@ -29,7 +29,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 _TOLERANCE = 1e-5
 """By how much a file may differ from its agent, in units of what is compared, or relative to it if it is large."""
 _STEPS = 8
-"""Steps for which a file and its agent are compared, each going on from its own memory."""
+"""Steps for which a file and its agent are compared, each from what the agent remembers then."""
 
 
 class ExportError(RuntimeError):
@@ -111,7 +111,7 @@ def _convert(graph: StepGraph, examples: Arrays, metadata: Mapping[str, str]) ->
                 verbose=False,
             )
     except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
-        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
         extractor = type(graph.policy.features_extractor).__name__
         raise ExportError(f"the networks, with {extractor} in front, cannot be written as ONNX: {reason}") from error
     assert program is not None

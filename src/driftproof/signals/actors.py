@@ -23,7 +23,13 @@ LEVELS = (0.1, 0.5, 0.9)
 
 
 class Actor(Protocol):
-    """Decides for markets, bar after bar."""
+    """Decides for markets, bar after bar.
+
+    Attributes:
+        state: What it knows of them; it may be put back later.
+    """
+
+    state: Any
 
     def act(self, features: Array, changes: Wide) -> tuple[Wide, Tensor]:
         """Go on over some bars.
@@ -61,6 +67,14 @@ class MarketActor:
         outputs: Wide = self._network(memory).cpu().numpy()
         return outputs, memory if policy.critic_core is None else seen
 
+    @property
+    def state(self) -> Any:
+        return self._memory.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._memory.state = state
+
     def keep(self, count: int) -> None:
         self._memory.keep(count)
 
@@ -91,6 +105,14 @@ class PositionActor:
                 memories.append(memory.copy())
         basis = np.stack(memories) if shares_memory else seen
         return outputs, torch.as_tensor(basis, device=self._policy.device)
+
+    @property
+    def state(self) -> Any:
+        return self._targets, self._step.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._targets, self._step.state = state
 
     def keep(self, count: int) -> None:
         self._step.keep(count)
@@ -143,6 +165,16 @@ class Critics:
         expected: Wide = self._scale.decode(cautious).cpu().numpy()
         return expected
 
+    @property
+    def state(self) -> Any:
+        """What they know of markets; it may be put back later."""
+        return None if self._memory is None else self._memory.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if self._memory is not None:
+            self._memory.state = state
+
     def keep(self, count: int) -> None:
         """Go on with the first of the markets only."""
         if self._memory is not None:
@@ -160,16 +192,16 @@ class Memory:
     def __init__(self, core: Core, batch: int, device: torch.device) -> None:
         self._core = core if isinstance(core, LSTMCore) else wide(core)
         self._dtype = torch.float32 if isinstance(core, LSTMCore) else torch.float64
-        self._state = tuple(part.to(self._dtype) for part in core.initial_state(batch, device))
+        self.state = tuple(part.to(self._dtype) for part in core.initial_state(batch, device))
 
     def run(self, features: Tensor) -> Tensor:
         """Go on over features ``[T, B, n]``: memories ``[T, B, units]``."""
-        memory, self._state = self._core.run(features.to(self._dtype), self._state)
+        memory, self.state = self._core.run(features.to(self._dtype), self.state)
         return memory.double()
 
     def keep(self, count: int) -> None:
         """Go on with the first of the markets only."""
-        self._state = tuple(part[:, :count].contiguous() for part in self._state)
+        self.state = tuple(part[:, :count].contiguous() for part in self.state)
 
 
 def extract(policy: DistributionalPolicy, seen: Tensor, extractor: BaseFeaturesExtractor | None = None) -> Tensor:

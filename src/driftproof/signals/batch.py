@@ -64,11 +64,9 @@ def infer(
         ValueError: The agent has seen something else than this market.
     """
     thresholds = Thresholds(buy, sell, deadzone)
-    markets = markets_of(data, load)
     agent = loaded(agent)
-    view = MarketView(agent, features)
-    alpha = worst_share(agent, cvar_alpha)
-    histories = [_History.of(symbol, bars, view.features) for symbol, bars in markets.items()]
+    view, alpha = MarketView(agent, features), worst_share(agent, cvar_alpha)
+    histories = [_History.of(symbol, bars, view.features) for symbol, bars in markets_of(data, load).items()]
     histories.sort(key=lambda history: -history.rows)
     with one_thread(), ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         _judge(agent, view, [history for history in histories if history.rows], alpha, pool, on_progress)

@@ -23,7 +23,13 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Step(Protocol):
-    """Remembers what it has seen."""
+    """Remembers what it has seen.
+
+    Attributes:
+        state: What that is; it may be put back later.
+    """
+
+    state: Any
 
     def __call__(self, seen: Array) -> tuple[Wide, Wide]:
         """From observations ``[B, n]`` to outputs for actions ``[B, m]`` and memory ``[B, units]``.
@@ -47,18 +53,18 @@ class TorchStep:
         self._policy = policy
         self._step = wide(policy.actor_core).stepper()
         self._network = wide(nn.Sequential(policy.actor_network, policy.action_head))
-        self._state = tuple(part.double() for part in policy.initial_state(batch).actor)
+        self.state = tuple(part.double() for part in policy.initial_state(batch).actor)
 
     @torch.inference_mode()
     def __call__(self, seen: Array) -> tuple[Wide, Wide]:
         policy = self._policy
         observations = torch.as_tensor(seen, device=policy.device)
         features: Any = policy.extract_features(observations, policy.features_extractor)
-        memory, self._state = self._step(features.double(), self._state)
+        memory, self.state = self._step(features.double(), self.state)
         return self._network(memory).cpu().numpy(), memory.cpu().numpy()
 
     def keep(self, count: int) -> None:
-        self._state = tuple(part[:, :count].contiguous() for part in self._state)
+        self.state = tuple(part[:, :count].contiguous() for part in self.state)
 
 
 class NumpyStep:
@@ -131,6 +137,14 @@ class NumpyStep:
             if activation is not None:
                 activation(result, out=result)
         return result, self._hidden
+
+    @property
+    def state(self) -> Any:
+        return self._inputs.copy(), self._cell.copy()
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._inputs[:], self._cell[:] = state
 
     def keep(self, count: int) -> None:
         if count < len(self._cell):

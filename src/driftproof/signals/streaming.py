@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -90,19 +91,30 @@ class StreamReader:
         features: FeatureConfig | Mapping[str, Any] | None = None,
         cvar_alpha: float | None = None,
     ) -> None:
-        self._agent, self._thresholds = agent, thresholds
-        self._view = MarketView(agent, features)
-        self._alpha = worst_share(agent, cvar_alpha)
+        self._thresholds, self._view = thresholds, MarketView(agent, features)
+        self._actor = make_actor(agent, self._view, 1)
+        self._critics = Critics(agent, 1, worst_share(agent, cvar_alpha))
+        self._nothing = self._actor.state, self._critics.state
         self._markets: dict[str, _Market] = {}
 
     def read(self, bar: Bars) -> Signals:
         """What is said of one bar, which comes after those that were read of its market."""
         if bar.symbol not in self._markets:
-            self._markets[bar.symbol] = _Market(self._agent, self._view, self._alpha)
-        said = self._markets[bar.symbol].read(bar)
-        return Signals(
-            bar.timestamps, np.array([bar.symbol]), self._thresholds.signals(said[:1]), bar.close, *said.reshape(-1, 1)
-        )
+            self._markets[bar.symbol] = _Market(RunningFeatures(self._view.features), bar.close, self._nothing)
+        said, symbol = self._judge(self._markets[bar.symbol], bar), np.array([bar.symbol])
+        return Signals(bar.timestamps, symbol, self._thresholds.signals(said[0]), bar.close, *said)
+
+    def _judge(self, market: _Market, bar: Bars) -> Wide:
+        """Numbers that are said of a bar, ``[5, 1]``."""
+        features = market.features.push(bar)
+        changes, market.close = bar.close / market.close - 1, bar.close
+        if features is None:
+            return np.full((5, 1), np.nan)
+        self._actor.state, self._critics.state = market.state
+        outputs, basis = self._actor.act(features[None, None], changes[None])
+        expected = self._critics.expect(basis)
+        market.state = self._actor.state, self._critics.state
+        return np.concatenate((self._view.scores(outputs), expected[0].T))
 
 
 class RunningFeatures:
@@ -125,20 +137,16 @@ class RunningFeatures:
         return features
 
 
+@dataclass
 class _Market:
-    """One market, as far as it has been read."""
+    """What is known of one market.
 
-    def __init__(self, agent: DistributionalPPO, view: MarketView, cvar_alpha: float) -> None:
-        self._view = view
-        self._features = RunningFeatures(view.features)
-        self._actor, self._critics = make_actor(agent, view, 1), Critics(agent, 1, cvar_alpha)
-        self._close = np.full(1, np.nan)
+    Attributes:
+        features: Of its last bar, and what the next ones need.
+        close: The last one, ``[1]``.
+        state: What actor and critics remember.
+    """
 
-    def read(self, bar: Bars) -> Wide:
-        """Numbers that are said of a bar."""
-        features = self._features.push(bar)
-        change, self._close = bar.close / self._close - 1, bar.close
-        if features is None:
-            return np.full(5, np.nan)
-        outputs, basis = self._actor.act(features[None, None], change[None])
-        return np.append(self._view.scores(outputs)[0], self._critics.expect(basis)[0, 0])
+    features: RunningFeatures
+    close: Wide
+    state: tuple[Any, Any]
