@@ -414,7 +414,7 @@ def test_unknown_policies_are_refused_with_those_that_there_are():
             small(Broken(), other)
 
 
-@pytest.mark.parametrize("env", [5, object()], ids=str)
+@pytest.mark.parametrize("env", [5, object()], ids=["number", "object"])
 def test_what_is_no_environment_is_refused(env):
     with pytest.raises(ValueError, match=re.escape(str(type(env)))):
         small(env)

@@ -197,7 +197,7 @@ def test_what_cannot_change_says_why(name, reason):
         ("vgs.min_scaling_factor", 0),
         ("vgs.warmup_steps", 2.5),
     ],
-    ids=str,
+    ids=lambda value: "function" if callable(value) else str(value),
 )
 def test_values_out_of_range_are_refused_and_nothing_changes(name, value):
     # A coefficient below the schedule's minimum would be set, and never be in force.
