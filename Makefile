@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 INSTALLED := $(VENV)/.installed
+# Two processes of one torch thread each: thread pools that share cores stall each other.
+PARALLEL := -n 2
+test test-all: export OMP_NUM_THREADS := 1
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -36,10 +39,10 @@ demo-plasticity: $(INSTALLED)
 	$(BIN)/python benchmarks/plasticity.py --demo
 
 test: $(INSTALLED) lint browser
-	$(BIN)/pytest --cov --cov-report=term
+	$(BIN)/pytest $(PARALLEL) --cov --cov-report=term
 
 test-all: $(INSTALLED) lint browser
-	$(BIN)/pytest --cov --cov-report=term -m "not gpu"
+	$(BIN)/pytest $(PARALLEL) --cov --cov-report=term -m "not gpu"
 
 test-gpu: $(INSTALLED)
 	$(BIN)/pytest -m gpu
