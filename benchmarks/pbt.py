@@ -132,7 +132,7 @@ def worth(seed: int, task: str, updates: int, after: int) -> Entry:
     torch.set_num_threads(1)
 
     def trained(member: int, learning_rate: float) -> Trainee:
-        trainee = Trainee(learner(task, seed, member, learning_rate=learning_rate), updates + after)
+        trainee = Trainee(learner(task, seed, member, learning_rate=learning_rate, gamma=0.9), updates + after)
         trainee.train(updates)
         return trainee
 
@@ -142,7 +142,7 @@ def worth(seed: int, task: str, updates: int, after: int) -> Entry:
     strong.train(after)
     returns["strong"].append(play(strong, task))
     for name, kept in TAKEN.items():
-        weak = Trainee(learner(task, seed, 1), updates + after)
+        weak = Trainee(learner(task, seed, 1, gamma=0.9), updates + after)
         weak.agent.load_state_tree(weak_state)
         own = weak.agent.get_parameters()
         taken = {part: own[part] if part in kept else state for part, state in parameters.items()}
@@ -189,7 +189,7 @@ def plan(quick: bool, parts: Sequence[str], seeds: int) -> dict[str, Callable[[]
     }
     for seed in range(seeds):
         updates, after = (4, 1) if quick else (24, 6)
-        runs[f"worth/{seed}"] = functools.partial(worth, seed, "CartPole-v1", updates, after)
+        runs[f"worth/{seed}"] = functools.partial(worth, seed, "Pendulum-v1", updates, after)
         runs[f"schedule/{seed}"] = functools.partial(schedule, seed, 20 if quick else 120, 3 if quick else 6)
     for seed in range(min(3, seeds)):
         for name, search in (("ours", pbt_tune.ours), ("ray", pbt_tune.with_ray_tune)):
@@ -224,7 +224,7 @@ def tables(results: dict[str, Entry]) -> list[str]:
         sections.append(common.show_table("An exploit", columns, [[*row, f"{sum(steps.values()):.1f} ms"]]))
     if "scaling" in results:
         entry = results["scaling"]
-        rows = [[workers, f"{np.median(found):.2f}"] for workers, found in entry["rates"].items()]
+        rows = [[str(workers), f"{np.median(found):.2f}"] for workers, found in entry["rates"].items()]
         text = f"{np.median(entry['ratios']):.2f} ({min(entry['ratios']):.2f} to {max(entry['ratios']):.2f})"
         rows.append(["two against one", text])
         sections.append(common.show_table("Processes of one thread", ["", "updates/s"], rows))
@@ -247,7 +247,7 @@ def _worth(results: dict[str, Entry]) -> str:
         return ""
     names = [name for name in entries[0] if name != "seconds"]
     rows = [[name, *(_interval([entry[name][when] for entry in entries]) for when in (0, 1))] for name in names]
-    title = f"A weak agent takes over from a strong one, CartPole, {len(entries)} seeds"
+    title = f"A weak agent takes over from a strong one, Pendulum, {len(entries)} seeds"
     return common.show_table(title, ["what is taken", "return at once", "after 6 updates"], rows)
 
 
