@@ -146,10 +146,11 @@ class PopulationStatus:
         total: Updates of each.
         shown: Hyper-parameters that are searched.
         steps: Environment steps of an update.
+        metric: What members are compared by.
     """
 
-    def __init__(self, title: str, size: int, total: int, shown: Sequence[str], steps: int) -> None:
-        self.title, self.note = title, ""
+    def __init__(self, title: str, size: int, total: int, shown: Sequence[str], steps: int, metric: str) -> None:
+        self.title, self.note, self._metric = title, "", metric
         self._size, self._total, self._shown, self._steps = size, total, list(shown), steps
         self._began = time.monotonic()
         self._updates_before: int | None = None
@@ -196,7 +197,8 @@ class PopulationStatus:
         for member, updates in enumerate(runner.updates):
             if updates != self._told_updates[member]:
                 signs = signs_of(runner.latest.get(member, {}))
-                signs["return"] = number(runner.scheduler.members[member].performance)
+                signs.pop("return", None)
+                signs = {self._metric: number(runner.scheduler.members[member].performance), **signs}
                 told = "".join(f"  {name} {value}" for name, value in signs.items())
                 self._news.append(f"member {member}  update {updates} of {self._total}{told}")
         for event in events[self._told_events :]:
@@ -227,7 +229,7 @@ class PopulationStatus:
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         names = [name for name in SIGNS if name != "return"]
-        for head in ("member", "updates", "return", *names, *self._shown):
+        for head in ("member", "updates", self._metric, *names, *self._shown):
             table.add_column(head, justify="right")
         table.add_column("took over from")
         # The best first, so that a small terminal shows them.
