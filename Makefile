@@ -11,7 +11,7 @@ test test-all: export OMP_NUM_THREADS := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-plasticity test test-all test-gpu lint browser bench clean
+.PHONY: demo demo-plasticity test test-all test-gpu lint browser docs bench clean
 
 $(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +52,10 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The page of settings is made of the models.
+docs: $(CORE)
+	$(BIN)/python -m driftproof.config.page > docs/configuration.md
 
 # A browser for the tests of the report, where one may be installed; the tests say so if there is none.
 browser:

@@ -12,7 +12,7 @@ import typer
 
 from driftproof.cli import agents
 from driftproof.cli.errors import CommandError
-from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir
+from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, use_threads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,6 +57,7 @@ def evaluate(
         raise CommandError(f"{run} is not in the folder of a run: give --env, where to play")
     changes = [*([] if env is None else [f"env.id={env}"]), *(overrides or [])]
     settings = found.config(changes)
+    use_threads(settings)
     agent = found.load(settings.run.device)
     episodes = episodes or settings.run.evaluation_episodes or 20
     typer.echo(f"{found.checkpoint}: {episodes} episodes of {settings.env.id}")

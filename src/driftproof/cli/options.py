@@ -43,6 +43,14 @@ def read_config(config: Path | None, env: str | None, overrides: list[str] | Non
     return load(config, [*changes, *(overrides or [])])
 
 
+def use_threads(config: Config) -> None:
+    """As many of torch's as configured."""
+    import torch
+
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)
+
+
 def check_resume(resume: str | None, config: Path | None, env: str | None, name: str | None) -> None:
     """Refuse options that say what a run is, for one that goes on as it was begun."""
     given = [option for option, value in {"CONFIG": config, "--env": env, "--name": name}.items() if value is not None]

@@ -10,7 +10,17 @@ import typer
 from driftproof.cli import evaluation, runs
 from driftproof.cli.errors import INTERRUPTED, CommandError
 from driftproof.cli.interrupts import Interrupts
-from driftproof.cli.options import ConfigFile, EnvId, Name, Overrides, Resume, RunsDir, check_resume, read_config
+from driftproof.cli.options import (
+    ConfigFile,
+    EnvId,
+    Name,
+    Overrides,
+    Resume,
+    RunsDir,
+    check_resume,
+    read_config,
+    use_threads,
+)
 from driftproof.cli.view import AgentStatus, Screen
 
 if TYPE_CHECKING:
@@ -62,12 +72,9 @@ def train(
 
 
 def _built(settings: Config) -> DistributionalPPO:
-    import torch
-
     from driftproof.config import build_agent
 
-    if settings.run.threads is not None:
-        torch.set_num_threads(settings.run.threads)
+    use_threads(settings)
     return build_agent(settings)
 
 

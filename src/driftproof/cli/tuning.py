@@ -10,7 +10,17 @@ import typer
 from driftproof.cli import evaluation, runs
 from driftproof.cli.errors import INTERRUPTED, CommandError
 from driftproof.cli.interrupts import Interrupts
-from driftproof.cli.options import ConfigFile, EnvId, Name, Overrides, Resume, RunsDir, check_resume, read_config
+from driftproof.cli.options import (
+    ConfigFile,
+    EnvId,
+    Name,
+    Overrides,
+    Resume,
+    RunsDir,
+    check_resume,
+    read_config,
+    use_threads,
+)
 from driftproof.cli.view import PopulationStatus, Screen
 
 if TYPE_CHECKING:
@@ -61,13 +71,10 @@ def _check(settings: Config) -> None:
 
 
 def _population(settings: Config, folder: Path) -> PBTRunner:
-    import torch
-
     from driftproof.cli.callbacks import LogDrift
     from driftproof.config import build_population
 
-    if settings.run.threads is not None:
-        torch.set_num_threads(settings.run.threads)
+    use_threads(settings)
     return build_population(settings, folder, resume=runs.is_population(folder), callback=LogDrift)
 
 
@@ -75,7 +82,8 @@ def _run(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalPPO
     """Train to the end, or until somebody interrupts; the best agent."""
     searched = [item.name for item in settings.pbt.hyperparams]
     size, total = settings.pbt.population_size, settings.total_updates
-    status = PopulationStatus(str(folder), size, total, searched, settings.steps_per_update)
+    metric = settings.pbt.metric_name.replace("_", " ").replace("mean reward", "return")
+    status = PopulationStatus(str(folder), size, total, searched, settings.steps_per_update, metric)
     with Screen(status) as screen:
 
         def show(runner: PBTRunner) -> None:

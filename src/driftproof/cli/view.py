@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +27,9 @@ SIGNS = {
 }
 """Vital signs, and the metrics that they are."""
 
+_WIDE = 100
+_LEFT_OUT = ("critic divergence", "entropy")
+"""In the table of a population, on a terminal that is not so wide."""
 _SECONDS_BETWEEN_LINES = 2.0
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTORY = 60
@@ -146,10 +151,11 @@ class PopulationStatus:
         total: Updates of each.
         shown: Hyper-parameters that are searched.
         steps: Environment steps of an update.
+        metric: What members are compared by.
     """
 
-    def __init__(self, title: str, size: int, total: int, shown: Sequence[str], steps: int) -> None:
-        self.title, self.note = title, ""
+    def __init__(self, title: str, size: int, total: int, shown: Sequence[str], steps: int, metric: str) -> None:
+        self.title, self.note, self._metric = title, "", metric
         self._size, self._total, self._shown, self._steps = size, total, list(shown), steps
         self._began = time.monotonic()
         self._updates_before: int | None = None
@@ -196,7 +202,8 @@ class PopulationStatus:
         for member, updates in enumerate(runner.updates):
             if updates != self._told_updates[member]:
                 signs = signs_of(runner.latest.get(member, {}))
-                signs["return"] = number(runner.scheduler.members[member].performance)
+                signs.pop("return", None)
+                signs = {self._metric: number(runner.scheduler.members[member].performance), **signs}
                 told = "".join(f"  {name} {value}" for name, value in signs.items())
                 self._news.append(f"member {member}  update {updates} of {self._total}{told}")
         for event in events[self._told_events :]:
@@ -225,11 +232,13 @@ class PopulationStatus:
         from rich import box
         from rich.table import Table
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        names = [name for name in SIGNS if name != "return"]
-        for head in ("member", "updates", "return", *names, *self._shown):
-            table.add_column(head, justify="right")
-        table.add_column("took over from")
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        is_narrow = shutil.get_terminal_size().columns < _WIDE
+        names = [name for name in SIGNS if name != "return" and not (is_narrow and name in _LEFT_OUT)]
+        heads = [re.sub("[ _.]", "\n", name) for name in (*names, *self._shown)]
+        for head in ("", "updates", self._metric, *heads):
+            table.add_column(head, justify="right", vertical="bottom", no_wrap=True)
+        table.add_column("took over\nfrom", no_wrap=True)
         # The best first, so that a small terminal shows them.
         order = sorted(range(len(self._members)), key=lambda i: not self._members[i]["is_best"])
         for i in order:
@@ -252,12 +261,15 @@ def signs_of(row: Mapping[str, float]) -> dict[str, str]:
 
 
 def number(value: Any) -> str:
-    """With three or four digits; a dash for what there is not."""
+    """In a few digits; a dash for what there is not."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if not isinstance(value, int | float) or isinstance(value, bool):
         return str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    if value == 0 or abs(value) >= 0.01:
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
 def sparkline(values: Sequence[float]) -> str:
