@@ -1,8 +1,8 @@
 """The market with hidden regimes: what agents learn in it, and how fast it is.
 
-    python benchmarks/market.py                    # three seeds, about 15 minutes on one core
-    python benchmarks/market.py --quick            # a minute
-    python benchmarks/market.py --rates            # speed only; with --device cuda on a GPU
+    python benchmarks/market.py                    # three agents of each kind, about 8 minutes
+    python benchmarks/market.py --rates            # speed instead; --device cuda for many markets on a GPU
+    python benchmarks/market.py --quick            # both, in a minute
 
 Agents train in markets of some seeds and are asked, without noise, in 512 markets of others. Next to them: doing
 nothing, buying and holding, the sign of the last 64 bars' change, and someone who knows what every bar is expected to
@@ -212,19 +212,23 @@ def rates_section(device: str, quick: bool) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one seed, a tenth of the steps, no file of results")
-    parser.add_argument("--rates", action="store_true", help="only speed")
+    parser.add_argument(
+        "--quick", action="store_true", help="one agent of each kind, a tenth of the steps, no file of results"
+    )
+    parser.add_argument("--rates", action="store_true", help="speed instead of learning")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="for many markets at once")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    sections = [rates_section(args.device, args.quick)]
-    if not args.rates:
-        sections.append(
-            learning_section(1 if args.quick else args.seeds, 64 if args.quick else 512, 10 if args.quick else 1)
-        )
-    if not args.quick:
-        name = "market" + ("_rates" if args.rates else "") + ("_cuda" if args.device == "cuda" else "")
-        write_result(name, " ".join(["python", *sys.argv]), sections)
+    if args.quick:
+        rates_section(args.device, quick=True)
+        learning_section(seeds=1, markets=64, shrink=10)
+        return
+    name, command = "market", " ".join(["python", *sys.argv])
+    if args.rates:
+        name += "_rates" if args.device == "cpu" else "_rates_cuda"
+        write_result(name, command, [rates_section(args.device, quick=False)])
+    else:
+        write_result(name, command, [learning_section(args.seeds, markets=512, shrink=1)])
 
 
 if __name__ == "__main__":

@@ -101,7 +101,10 @@ def main() -> None:
             earned.append([rewards(env, agent) for env in envs])
             print(line(f"agent, seed {seed}", earned[-1]))
     if args.seeds > 1:
-        print(line("agents, a share each", [np.mean(parts, 0) for parts in zip(*earned, strict=True)]))
+        # An account that is divided among them anew every day.
+        print(
+            line("all agents, equal shares", [np.log(np.mean(np.exp(part), 0)) for part in zip(*earned, strict=True)])
+        )
 
 
 if __name__ == "__main__":

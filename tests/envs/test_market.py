@@ -5,7 +5,8 @@ from __future__ import annotations
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.wrappers import PassiveEnvChecker
+from gymnasium.utils.env_checker import check_env
+from stable_baselines3.common.env_checker import check_env as stable_baselines_check
 from stable_baselines3.common.env_util import make_vec_env
 
 from driftproof.envs import (
@@ -32,11 +33,8 @@ def test_the_name_is_registered(tmp_path, bars):
     write_csv(tmp_path / "x.csv", bars)
     env = gymnasium.make("driftproof/Market-v0", data=str(tmp_path / "x.csv"), **OPTIONS)
     assert type(env) is MarketEnv
-    env = PassiveEnvChecker(env)
-    env.reset(seed=0)
-    for _ in range(20):
-        *_, truncated, _ = env.step(env.action_space.sample())
-    assert truncated
+    check_env(env, skip_render_check=True)
+    stable_baselines_check(env)
 
 
 def test_files_that_are_wrong_are_named(tmp_path, bars):

@@ -84,7 +84,7 @@ WRONG = {
     "low too high": (["2024-01-02,10.5,12,10.6,11,1"], "row 3: low is above open or close"),
     "duplicate": (["2024-01-01,10.5,12,10,11,1"], "row 3: 2024-01-01T00:00:00 is already in row 2"),
     "unsorted": (["2023-12-31,10.5,12,10,11,1"], "row 3: 2023-12-31T00:00:00 comes after 2024-01-01"),
-    "gap": (["2024-01-09,10.5,12,10,11,1"], "row 3: nothing between 2024-01-01T00:00:00 and 2024-01-09"),
+    "gap": ([*GOOD[1:], "2024-01-11,10.5,12,10,11,1"], "row 5: nothing between 2024-01-03T00:00:00 and 2024-01-11"),
     "no date": (["yesterday,10.5,12,10,11,1"], "row 3: timestamp 'yesterday' is no ISO date"),
     "no such date": (["2024-02-30,10.5,12,10,11,1"], "row 3: timestamp '2024-02-30': day is out of range"),
     "american date": (["01/02/2024,10.5,12,10,11,1"], "row 3: timestamp '01/02/2024' is no ISO date"),
@@ -193,6 +193,12 @@ def test_gaps_depend_on_the_market():
     from_columns(hours(*weekdays))
     with pytest.raises(MarketDataError, match=r"2 days, 1:00:00, and more than 1 day, 0:00:00 is a gap.*max_gap"):
         from_columns(hours(*weekdays), max_gap=datetime.timedelta(days=1))
+    from_columns(hours(*weekdays), max_gap=2.5)
+    with pytest.raises(MarketDataError, match="more than 12:00:00 is a gap"):
+        from_columns(hours(*weekdays), max_gap=0.5)
+    with pytest.raises(ValueError, match="Invalid max_gap: 0"):
+        from_columns(hours(*weekdays), max_gap=0)
+    from_columns(hours(*(monday + 7 * 24 * week for week in (0, 1, 2, 4))))
 
 
 def test_columns_in_memory_are_checked_too():

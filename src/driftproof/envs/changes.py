@@ -137,7 +137,7 @@ class ObservationChange(Change):
         raise NotImplementedError
 
     def _changed(self, numbers: Any, value: float, dice: Dice) -> Any:
-        """What is observed in place of these numbers."""
+        """What is observed in place of these numbers, which belong to the environment: others, not the same changed."""
         raise NotImplementedError
 
     def observe(self, observation: Any, value: float, dice: Dice, space: Any) -> Any:
@@ -147,16 +147,17 @@ class ObservationChange(Change):
         return self._array(observation, value, dice, space)
 
     def _array(self, observation: Any, value: float, dice: Dice, space: spaces.Box) -> Any:
-        flat = np.array(observation, order="C").reshape(-1)
+        array = np.asarray(observation)
+        flat = array.reshape(-1)
         if self.indices is None:
             changed = self._changed(flat, value, dice)
         else:
             changed = flat.astype(np.result_type(flat, np.float32))
             changed[list(self.indices)] = self._changed(flat[list(self.indices)], value, dice)
-        changed = changed.reshape(np.shape(observation))
-        if not np.issubdtype(flat.dtype, np.floating):
+        changed = changed.reshape(array.shape)
+        if array.dtype.kind != "f":
             changed = np.clip(np.rint(changed), space.low, space.high)
-        return changed.astype(flat.dtype, copy=False)
+        return changed.astype(array.dtype, copy=False)
 
 
 class ObservationPermute(ObservationChange):

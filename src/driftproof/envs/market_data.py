@@ -12,14 +12,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from driftproof._arguments import check_number
+
 Times = npt.NDArray[np.datetime64]
 Numbers = npt.NDArray[np.float64]
+Gap = float | datetime.timedelta | None
 
 PRICES = ("open", "high", "low", "close")
 COLUMNS = ("timestamp", *PRICES, "volume")
 """What every file has; the column ``symbol`` is there if it holds more than one market."""
 
-_WEEK = np.timedelta64(7, "D")
+_WEEK: np.timedelta64 = np.timedelta64(7, "D")
 
 
 class MarketDataError(ValueError):
@@ -73,14 +76,14 @@ class Place:
         return MarketDataError(f"{self.source}, row {self.rows[index]}: {message}")
 
 
-def check_bars(bars: Bars, place: Place, max_gap: datetime.timedelta | None = None) -> None:
+def check_bars(bars: Bars, place: Place, max_gap: Gap = None) -> None:
     """Raise unless bars can be believed: numbers that are numbers, prices that fit together, times without gaps.
 
     Args:
         bars: Of one market.
         place: Where they came from.
-        max_gap: Longest time from one bar to the next; ``None``: three times what is usual in a market that has bars on
-            Saturdays and Sundays, a week in others.
+        max_gap: Longest time from one bar to the next, in days, or a timedelta; ``None``: three times what is usual,
+            but no less than a week in a market without bars on Saturdays and Sundays.
 
     Raises:
         MarketDataError: They cannot; the first reason.
@@ -109,7 +112,7 @@ def _check_numbers(name: str, numbers: Numbers, place: Place) -> None:
         raise place.error(i, f"{name} is {numbers[i]:g}; it must be {'0 or more' if name == 'volume' else 'above 0'}")
 
 
-def _check_times(times: Times, place: Place, max_gap: datetime.timedelta | None) -> None:
+def _check_times(times: Times, place: Place, max_gap: Gap) -> None:
     steps = np.diff(times)
     if (steps <= np.timedelta64(0)).any():
         i = int(np.argmax(steps <= np.timedelta64(0)))
@@ -119,7 +122,7 @@ def _check_times(times: Times, place: Place, max_gap: datetime.timedelta | None)
         raise place.error(i + 1, f"{_text(times[i + 1])} comes after {before} in row {row}; sort rows by time")
     if not len(steps):
         return
-    limit = _usual_gap(times, steps) if max_gap is None else np.timedelta64(max_gap)
+    limit = _usual_gap(times, steps) if max_gap is None else _gap(max_gap)
     if (steps > limit).any():
         i = int(np.argmax(steps > limit))
         raise place.error(
@@ -130,11 +133,20 @@ def _check_times(times: Times, place: Place, max_gap: datetime.timedelta | None)
 
 
 def _usual_gap(times: Times, steps: npt.NDArray[np.timedelta64]) -> np.timedelta64:
+    usual: np.timedelta64 = np.sort(steps)[len(steps) // 2] * 3
     # The first day of 1970 was a Thursday.
     weekdays = (times.astype("datetime64[D]").astype(np.int64) + 3) % 7
-    if np.isin([5, 6], weekdays).all():
-        return np.sort(steps)[len(steps) // 2] * 3  # type: ignore[no-any-return]
-    return _WEEK
+    if usual < _WEEK and not np.isin([5, 6], weekdays).all():
+        return _WEEK
+    return usual
+
+
+def _gap(max_gap: float | datetime.timedelta) -> np.timedelta64:
+    if not isinstance(max_gap, datetime.timedelta):
+        check_number("max_gap", max_gap, above=0)
+        max_gap = datetime.timedelta(days=max_gap)
+    gap: np.timedelta64 = np.timedelta64(max_gap)
+    return gap
 
 
 def split_rows(bars: Bars, fractions: Sequence[float] | None, dates: Sequence[str] | None) -> dict[str, range]:
@@ -160,7 +172,7 @@ def from_columns(
     columns: Mapping[str, Any],
     source: str = "columns",
     rows: npt.NDArray[np.int64] | None = None,
-    max_gap: datetime.timedelta | None = None,
+    max_gap: Gap = None,
     symbol: str = "",
 ) -> dict[str, Bars]:
     """Checked bars by symbol.

@@ -15,7 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from driftproof.envs._specs import nearest
-from driftproof.envs.market_data import COLUMNS, PRICES, Bars, MarketDataError, Place, Times, check_bars, from_columns
+from driftproof.envs.market_data import (
+    COLUMNS,
+    PRICES,
+    Bars,
+    Gap,
+    MarketDataError,
+    Place,
+    Times,
+    check_bars,
+    from_columns,
+)
 
 Rows = npt.NDArray[np.int64]
 
@@ -30,7 +40,7 @@ def load_market_data(
     *,
     columns: Mapping[str, str] | None = None,
     timezone: str | None = None,
-    max_gap: datetime.timedelta | None = None,
+    max_gap: Gap = None,
 ) -> dict[str, Bars]:
     """Checked bars by symbol, from a file.
 
@@ -44,7 +54,8 @@ def load_market_data(
             ``{"timestamp": "Date"}``.
         timezone: Name of the zone that timestamps without an offset are in, such as ``"America/New_York"``; those with
             an offset are converted. ``None``: all are in UTC, and an offset that says otherwise is an error.
-        max_gap: Longest time from one bar to the next; see :func:`driftproof.envs.market_data.check_bars`.
+        max_gap: Longest time from one bar to the next, in days, or a timedelta; see
+            :func:`driftproof.envs.market_data.check_bars`.
 
     Raises:
         MarketDataError: The file is not there, or something is wrong with it; the message names the file and the row.
@@ -67,7 +78,7 @@ def read_bars(
     source: str = "input",
     columns: Mapping[str, str] | None = None,
     timezone: str | None = None,
-    max_gap: datetime.timedelta | None = None,
+    max_gap: Gap = None,
     symbol: str = "",
 ) -> Iterator[Bars]:
     """Checked bars, one at a time, from lines of CSV that may still be coming in.
@@ -77,14 +88,15 @@ def read_bars(
         source: What to call it in messages.
         columns: What columns are called, for those that are called otherwise.
         timezone: Name of the zone that timestamps without an offset are in.
-        max_gap: Longest time from one bar of a market to the next; ``None``: a week, since what is usual is not known.
+        max_gap: Longest time from one bar of a market to the next, in days, or a timedelta; ``None``: a week, since
+            what is usual is not known.
         symbol: What the market is called if there is no such column.
 
     Raises:
         MarketDataError: Something is wrong with a line; the message names it. Those before it have been read.
     """
     zone = None if timezone is None else _zone(timezone)
-    limit = datetime.timedelta(days=7) if max_gap is None else max_gap
+    limit = 7.0 if max_gap is None else max_gap
     latest: dict[str, tuple[int, Bars]] = {}
     try:
         reader = csv.reader(lines, strict=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from driftproof._arguments import check_count, check_flag, check_number, check_option
-from driftproof.envs.features import FeatureConfig, compute_features
+from driftproof.envs.features import LIMIT, FeatureConfig, compute_features
 from driftproof.envs.regimes import Noise, RegimeParameters, regime_parameters, simulate_batch
 from driftproof.envs.trading import RUIN, Actions, feature_config, settle
 
@@ -145,7 +145,7 @@ class RegimeMarketBatch:
     def _observe(self) -> Tensor:
         observation: Tensor = self._observations[:, self._bar]
         if self.observe_position:
-            return torch.cat([observation, self._position[:, None].float()], 1)
+            return torch.cat([observation, self._position[:, None].clamp(-LIMIT, LIMIT).float()], 1)
         return observation
 
     def _info(self, traded: Tensor) -> dict[str, Tensor]:

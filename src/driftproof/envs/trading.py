@@ -78,10 +78,8 @@ class TradingEnv(gymnasium.Env[npt.NDArray[np.float32], Any]):
         self.features = feature_config(features)
         self.actions, self.observe_position = actions, observe_position
         self.cost = float(commission) + float(slippage)
-        limits = np.full(len(self.features.names), LIMIT, np.float32)
-        if observe_position:
-            limits = np.append(limits, np.float32(np.inf))
-        self.observation_space = spaces.Box(-limits, limits, dtype=np.float32)
+        size = len(self.features.names) + observe_position
+        self.observation_space = spaces.Box(-LIMIT, LIMIT, (size,), np.float32)
         self.action_space = spaces.Discrete(3) if actions == "discrete" else spaces.Box(-1, 1, (1,), np.float32)
         self.render_mode = render_mode
         self._bar, self._last = 0, 0
@@ -145,7 +143,7 @@ class TradingEnv(gymnasium.Env[npt.NDArray[np.float32], Any]):
 
     def _observe(self) -> npt.NDArray[np.float32]:
         if self.observe_position:
-            self._observations[self._bar, -1] = self._position
+            self._observations[self._bar, -1] = min(max(self._position, -LIMIT), LIMIT)
         observation: npt.NDArray[np.float32] = self._observations[self._bar]
         return observation
 
