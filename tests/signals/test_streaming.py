@@ -138,7 +138,7 @@ def test_columns_zones_and_gaps_can_be_told():
     ]
     options = {"columns": {"timestamp": "Date"}, "timezone": "Europe/Berlin", "symbol": "DAX"}
     answers = []
-    stream(agent(), lines, answers.append, features=FEATURES, max_gap=datetime.timedelta(days=90), **options)
+    stream(agent(), lines, answers.append, features=FEATURES, max_gap=90, **options)
     assert answers == [
         "timestamp,symbol,signal,close,score,p10,p50,p90,cvar",
         "2024-01-02T08:00:00Z,DAX,HOLD,10.5,,,,,",

@@ -78,7 +78,7 @@ def read_bars(
     source: str = "input",
     columns: Mapping[str, str] | None = None,
     timezone: str | None = None,
-    max_gap: datetime.timedelta | None = None,
+    max_gap: Gap = None,
     symbol: str = "",
 ) -> Iterator[Bars]:
     """Checked bars, one at a time, from lines of CSV that may still be coming in.
@@ -88,14 +88,15 @@ def read_bars(
         source: What to call it in messages.
         columns: What columns are called, for those that are called otherwise.
         timezone: Name of the zone that timestamps without an offset are in.
-        max_gap: Longest time from one bar of a market to the next; ``None``: a week, since what is usual is not known.
+        max_gap: Longest time from one bar of a market to the next, in days, or a timedelta; ``None``: a week, since
+            what is usual is not known.
         symbol: What the market is called if there is no such column.
 
     Raises:
         MarketDataError: Something is wrong with a line; the message names it. Those before it have been read.
     """
     zone = None if timezone is None else _zone(timezone)
-    limit = datetime.timedelta(days=7) if max_gap is None else max_gap
+    limit = 7.0 if max_gap is None else max_gap
     latest: dict[str, tuple[int, Bars]] = {}
     try:
         reader = csv.reader(lines, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from driftproof.envs import Bars, FeatureConfig, compute_features, read_bars
+from driftproof.envs.market_data import Gap
 from driftproof.ppo import DistributionalPPO
 from driftproof.signals.actors import Critics, make_actor, one_thread
 from driftproof.signals.batch import loaded, worst_share
@@ -30,7 +30,7 @@ def stream(
     cvar_alpha: float | None = None,
     columns: Mapping[str, str] | None = None,
     timezone: str | None = None,
-    max_gap: datetime.timedelta | None = None,
+    max_gap: Gap = None,
     source: str = "input",
     symbol: str = "",
 ) -> int:
@@ -50,7 +50,7 @@ def stream(
         cvar_alpha: The share of worst returns whose mean is told.
         columns: See :func:`driftproof.envs.read_bars`, as for all that follow.
         timezone: Name of the zone that timestamps without an offset are in.
-        max_gap: Longest time from one bar of a market to the next.
+        max_gap: Longest time from one bar of a market to the next, in days, or a timedelta.
         source: What to call lines in messages.
         symbol: What the market is called if there is no such column.
 
