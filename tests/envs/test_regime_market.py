@@ -146,7 +146,7 @@ def test_actions_beyond_the_range_are_bounded_and_no_numbers_refused():
 def test_pictures_show_prices_and_positions():
     env = RegimeMarketEnv(render_mode="rgb_array", **SMALL)
     env.reset(seed=0)
-    assert env.render().shape == (160, 2, 3)
+    assert env.render().shape == (160, 1, 3)
     for position in (1.0, -1.0, 0.0):
         env.step([position])
     picture = env.render()

@@ -128,17 +128,17 @@ class TradingEnv(gymnasium.Env[npt.NDArray[np.float32], Any]):
         """The close of every bar so far, on green where it was owned and red where it was owed."""
         if self.render_mode is None:
             return None
-        height, width = 160, max(self._bar + 1, 2)
+        height, width = 160, self._bar + 1
         closes = np.array(self._closes[:width])
         rows = (closes.max() - closes) / (np.ptp(closes) or 1) * (height - 5) + 2
         held = np.zeros(width)
-        held[1 : 1 + len(self._held)] = self._held
+        held[width - len(self._held) :] = self._held
         shade = (100 * np.abs(held)).astype(np.uint8)
         picture = np.full((height, width, 3), 255, np.uint8)
         picture[..., 2] -= shade
         picture[:, held > 0, 0] -= shade[held > 0]
         picture[:, held < 0, 1] -= shade[held < 0]
-        picture[rows.astype(int), np.arange(len(rows))] = 0
+        picture[rows.astype(int), np.arange(width)] = 0
         return picture
 
     def _observe(self) -> npt.NDArray[np.float32]:
