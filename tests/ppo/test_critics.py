@@ -426,6 +426,39 @@ class TestMonitoring:
         (log,) = learn(model)
         assert log["critic/correlation"] == 0
 
+    @pytest.mark.parametrize("quantiles", [1, 4, 32])
+    def test_quantiles_are_means_in_units_of_rewards(self, quantiles):
+        expected = []
+
+        def keep_said(model):
+            decoded = [model.return_scale.decode(p) for p in model._rollout.predictions]
+            profile = torch.stack(decoded).sort(-1).values.double().mean((0, 1, 2)).numpy()
+            levels = (np.arange(quantiles) + 0.5) / quantiles
+            expected.append([np.interp(level, levels, profile) for level in (0.1, 0.5, 0.9)])
+
+        model = critic_agent(learning_rate=0.01, policy_kwargs={"num_quantiles": quantiles})
+        logs = learn(model, 3, before=keep_said)
+        told = [[log[f"critic/quantile_p{percent}"] for percent in (10, 50, 90)] for log in logs]
+        np.testing.assert_allclose(told, expected, rtol=1e-4, atol=1e-5)
+        assert told[2] != told[0]
+
+    def test_quantiles_leave_out_steps_that_are_none(self):
+        env = GymnasiumVecEnv(gymnasium.make_vec("CartPole-v1", num_envs=4))
+        kept = {}
+
+        def spoil(model):
+            junk = torch.from_numpy(~model._rollout.valid)
+            assert junk.sum() > 2
+            for predictions in model._rollout.predictions:
+                predictions[~junk] = torch.tensor([3.0, 1.0, 2.0, 4.0])
+                predictions[junk] = torch.nan
+            kept["decode"] = [model.return_scale.decode(torch.tensor(x)).item() for x in (1.0, 2.5, 4.0)]
+
+        (log,) = learn(critic_agent(env=env, n_steps=96), before=spoil)
+        assert log["critic/quantile_p50"] == pytest.approx(kept["decode"][1])
+        assert log["critic/quantile_p10"] == pytest.approx(kept["decode"][0])
+        assert log["critic/quantile_p90"] == pytest.approx(kept["decode"][2])
+
 
 class TestFromOneCriticToTwo:
     def trained(self, optimizer):

@@ -246,6 +246,12 @@ def test_every_subset_of_the_techniques_learns(optimizer, scaling, twin):
     assert ("critic/loss_2" in logged) is twin
     assert ("vgs/scaling_factor" in logged) is scaling
     assert ("vgs_state" in model.get_parameters()) is scaling
+    signs = {name: value for name, value in logged.items() if name.startswith("upgd/")}
+    assert bool(signs) is ("upgd" in str(optimizer).lower())
+    if signs:
+        # Of the last step, whose gradients are still there.
+        told = {name: value.item() for name, value in model.policy.optimizer.metrics().items()}
+        assert signs == pytest.approx(told, rel=1e-5)
 
 
 # Entropy

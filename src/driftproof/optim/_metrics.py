@@ -8,7 +8,7 @@ from torch import Tensor
 from driftproof.optim import _reference
 from driftproof.optim._core import Extremes, Group
 
-_SAMPLE = 1 << 20
+_SAMPLE = 1 << 15
 
 
 def step_metrics(groups: list[Group]) -> dict[str, Tensor]:

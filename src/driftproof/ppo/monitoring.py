@@ -9,6 +9,7 @@ from torch import Tensor
 
 from driftproof.nn.heads import CategoricalHead, ValueHead
 from driftproof.nn.policies import PolicyState
+from driftproof.ppo.return_scale import ReturnScale
 
 _RATIO_BOUNDS = (0.01, 100.0)
 _VANISHED = 1e-8
@@ -83,6 +84,29 @@ def critic_metrics(
         warning = warning | (ratio < _RATIO_BOUNDS[0]) | (ratio > _RATIO_BOUNDS[1])
     # An update without a single step says nothing of the critics.
     result["critic/warning"] = (warning & (metrics["train/optimizer_steps"] > 0)).float()
+    return result
+
+
+def quantile_metrics(
+    heads: Sequence[ValueHead], predictions: Sequence[Tensor], valid: Tensor, scale: ReturnScale
+) -> dict[str, Tensor]:
+    """How wide the critics' distributions are: three quantiles in units of rewards, means over critics and samples.
+
+    Args:
+        heads: Theirs.
+        predictions: What each said in the rollout ``[T, N, outputs]``, in the present scale.
+        valid: Which samples count ``[T, N]``.
+        scale: Of returns.
+    """
+    quantiles = torch.stack([head.quantiles(p) for head, p in zip(heads, predictions, strict=True)]).mean(0)
+    profile = torch.where(valid.unsqueeze(-1), quantiles, 0).sum((0, 1)) / valid.sum().clamp_min(1)
+    result = {}
+    for percent in (10, 50, 90):
+        # The first quantile is that of level 1 / (2 * count), the last one that of 1 minus as much.
+        place = min(max(percent / 100 * len(profile) - 0.5, 0), len(profile) - 1)
+        below, share = int(place), place % 1
+        between = torch.lerp(profile[below], profile[min(below + 1, len(profile) - 1)], share)
+        result[f"critic/quantile_p{percent}"] = scale.decode(between)
     return result
 
 

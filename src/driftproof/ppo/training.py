@@ -9,8 +9,9 @@ import torch
 from stable_baselines3.common.utils import safe_mean
 from torch import Tensor
 
+from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD
 from driftproof.ppo.advantages import explained_variance, gae, normalize_advantages
-from driftproof.ppo.monitoring import critic_metrics, memory_metrics, step_metrics
+from driftproof.ppo.monitoring import critic_metrics, memory_metrics, quantile_metrics, step_metrics
 from driftproof.ppo.rollout import Rollout
 from driftproof.ppo.update import Coefficients
 
@@ -47,6 +48,7 @@ def update(agent: DistributionalPPO, rollout: Rollout) -> None:
     valid = _on_device(agent, rollout.valid)
     estimates = estimate(agent, rollout, valid)
     scale = agent.return_scale
+    quantiles = quantile_metrics(agent.policy.heads, rollout.predictions, valid, scale)
     is_first = not scale.initialised
     if is_first:
         scale.observe(estimates.returns, valid)
@@ -67,9 +69,14 @@ def update(agent: DistributionalPPO, rollout: Rollout) -> None:
         del metrics["kl/exact"]  # Nobody computed it.
     metrics["train/explained_variance"] = explained_variance(estimates.values, estimates.returns, valid)
     metrics |= critic_metrics(agent.policy.heads, estimates.by_critic, targets, valid, metrics, std)
-    metrics |= scale.metrics() | memory_metrics(agent.state)
+    metrics |= quantiles | scale.metrics() | memory_metrics(agent.state)
     if agent.vgs is not None:
         metrics |= agent.vgs.metrics()
+    if isinstance(agent.policy.optimizer, UPGD | AdaptiveUPGD | UPGDW) and agent.policy.optimizer.state:
+        metrics |= agent.policy.optimizer.metrics()
+        # Compares with the gradient, which is that of a step that was not taken if the last one was not.
+        taken = (steps[-1, -2:] > 0).all()
+        metrics["upgd/noise_to_direction"] = torch.where(taken, metrics["upgd/noise_to_direction"], torch.nan)
     if hasattr(agent.policy, "log_std"):
         metrics["train/std"] = agent.policy.log_std.detach().exp().mean()
     agent._n_updates += int(agent.hyperparams.current("n_epochs"))
