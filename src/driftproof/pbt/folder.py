@@ -124,16 +124,23 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[int | None, list[Row]]:
 
     A slice that was trained twice, because its run was interrupted, counts with its last try; a line that an
     interruption cut short counts for nothing.
+
+    Raises:
+        ValueError: A line is JSON, but not a row of metrics.
     """
     found: dict[int | None, dict[int, Row]] = {}
     with open(path) as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
-                member, step = row.pop("member"), int(row["step"])
-            except (ValueError, KeyError):
+            except ValueError:
                 continue
-            found.setdefault(member, {})[step] = {name: math.nan if x is None else x for name, x in row.items()}
+            try:
+                member, step = row.pop("member"), int(row["step"])
+                values = {name: math.nan if x is None else float(x) for name, x in row.items()}
+                found.setdefault(None if member is None else int(member), {})[step] = {**values, "step": step}
+            except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+                raise ValueError(f"{path}, line {number}: not a row of metrics ({error}): {line[:80]!r}") from error
     return {member: [rows[step] for step in sorted(rows)] for member, rows in found.items()}
 
 

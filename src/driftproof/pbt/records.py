@@ -47,7 +47,17 @@ class Event:
         known = {item.name for item in fields(cls)}
         if not {"kind", "member", "step"} <= set(values) <= known or values["kind"] not in get_args(EventKind):
             raise ValueError(f"not an event of a population: {dict(values)!r}")
-        return cls(**copy.deepcopy(dict(values)))
+        event = cls(**copy.deepcopy(dict(values)))
+        numbers = (event.member, event.step, event.donor or 0, event.donor_step or 0)
+        pairs = event.mutated.values() if isinstance(event.mutated, dict) else [None]
+        if not (
+            all(isinstance(number, int) for number in numbers)
+            and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
+            and isinstance(event.hyperparams, dict)
+            and isinstance(event.detail, str)
+        ):
+            raise ValueError(f"not an event of a population: {dict(values)!r}")
+        return event
 
 
 def read_events(path: str | os.PathLike[str]) -> list[Event]:
