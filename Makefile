@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all test-gpu lint bench clean
+.PHONY: demo test test-all test-gpu lint browser bench clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,10 +17,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	$(BIN)/python benchmarks/plasticity.py --demo
 
-test: $(INSTALLED) lint
+test: $(INSTALLED) lint browser
 	$(BIN)/pytest --cov --cov-report=term
 
-test-all: $(INSTALLED) lint
+test-all: $(INSTALLED) lint browser
 	$(BIN)/pytest --cov --cov-report=term -m "not gpu"
 
 test-gpu: $(INSTALLED)
@@ -31,6 +31,15 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# A browser for the tests of the report, where one may be installed; the tests say so if there is none.
+browser:
+	@if { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; elif sudo -n true 2>/dev/null; then sudo="sudo -n"; else exit 0; fi; \
+	command -v apt-get >/dev/null || exit 0; \
+	echo "Installing chromium for the tests of the report"; \
+	$$sudo apt-get install -qq -y chromium >/dev/null 2>&1 || \
+	{ $$sudo apt-get update -qq && $$sudo apt-get install -qq -y chromium; } >/dev/null 2>&1 || true
 
 # Every benchmark in its quick form; each script's --help tells how to run it in full.
 bench: $(INSTALLED)

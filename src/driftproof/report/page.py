@@ -1,0 +1,167 @@
+"""The page: HTML around charts, with everything in it that it needs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+
+from plotly.offline import get_plotlyjs
+
+from driftproof import __version__
+from driftproof.report.charts import Absent, Chart, Section, Table, Text
+from driftproof.report.summary import Card
+
+_SPANS = {0: "wide", 1: "", 2: "broad"}
+
+
+def render(cards: Sequence[Card], sections: Sequence[Section | Absent], notes: Sequence[str]) -> str:
+    """The whole file.
+
+    Args:
+        cards: Of runs.
+        sections: In their order; those that are absent become lines at the end.
+        notes: Of what could not be read.
+    """
+    present = [section for section in sections if isinstance(section, Section)]
+    absent = [section for section in sections if isinstance(section, Absent)]
+    figures: list[Chart] = []
+    body = "\n".join(_section(section, figures) for section in present)
+    names = ", ".join(card.name for card in cards)
+    style, script, library = _asset("page.css"), _asset("page.js"), get_plotlyjs()
+    # Nothing is fetched, and of scripts only these two run, whatever names of runs and metrics contain.
+    policy = (
+        f"default-src 'none'; script-src {_digest(library)} {_digest(script)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(names)} · driftproof</title>
+<style>{style}</style>
+</head>
+<body>
+<header>
+<p class="brand">driftproof report</p>
+<h1>{escape(names) if len(cards) == 1 else f"{len(cards)} runs"}</h1>
+<div class="cards">
+{"".join(_card(card, is_alone=len(cards) == 1) for card in cards)}
+</div>
+<nav aria-label="Sections">{"".join(f'<a href="#{_slug(s.title)}">{escape(s.title)}</a>' for s in present)}</nav>
+<p class="note">Horizontal axes count the environment steps of one agent, unless they say otherwise.</p>
+</header>
+<main>
+<noscript><p class="note">The charts need JavaScript, which is in this file.</p></noscript>
+{body}
+</main>
+<footer>
+{_footnotes(absent, notes)}
+<p>Written by driftproof {escape(__version__)}.</p>
+</footer>
+<script type="application/json" id="figures">{_json([chart.figure() for chart in figures])}</script>
+<script>{library}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _card(card: Card, is_alone: bool) -> str:
+    facts = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(word)}</small></dd></div>"
+        for name, value, word in card.facts
+    )
+    dot = f'<span class="dot" style="background:var(--{card.colour.removeprefix("@")})"></span>'
+    title = "" if is_alone else f"<h2>{dot}{escape(card.name)}</h2>"
+    return f'<section class="card">{title}<dl>{facts}</dl></section>'
+
+
+def _section(section: Section, figures: list[Chart]) -> str:
+    parts = []
+    for part in section.parts:
+        if isinstance(part, Chart):
+            figures.append(part)
+            parts.append(_chart(part, len(figures) - 1))
+        else:
+            parts.append(_table(part) if isinstance(part, Table) else _text(part))
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in section.notes)
+    columns = section.columns or _columns(section)
+    return (
+        f'<section id="{_slug(section.title)}"><h2>{escape(section.title)}</h2>'
+        f'<p class="lead">{escape(section.lead)}</p>'
+        f'<div class="grid" style="--columns:{columns}">{"".join(parts)}</div>{notes}</section>'
+    )
+
+
+def _columns(section: Section) -> int:
+    """Three, unless another number leaves fewer places empty."""
+    if any(isinstance(part, Chart) and part.span == 2 for part in section.parts):
+        return 3
+    charts = sum(isinstance(part, Chart) and part.span == 1 for part in section.parts)
+    if charts in (2, 4):
+        return 2
+    return 4 if charts > 6 and -charts % 4 < -charts % 3 else 3
+
+
+def _chart(chart: Chart, index: int) -> str:
+    choice = ""
+    if len(chart.choices) > 1:
+        options = "".join(f'<option value="{i}">{escape(name)}</option>' for i, name in enumerate(chart.choices))
+        choice = f'<label>Show <select data-for="{index}">{options}</select></label>'
+    caption = f"<p>{escape(chart.caption)}</p>" if chart.caption else ""
+    return (
+        f'<figure class="panel {_SPANS[chart.span]}"><figcaption><h3>{escape(chart.title)}</h3>{caption}{choice}'
+        "</figcaption>"
+        f'<div class="chart" data-figure="{index}" role="img" aria-label="{escape(chart.title)}" '
+        f'style="--height:{chart.height}px"></div></figure>'
+    )
+
+
+def _table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.head)
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
+    caption = f"<p>{escape(table.caption)}</p>" if table.caption else ""
+    return (
+        f'<div class="panel {_SPANS[table.span]}"><h3>{escape(table.title)}</h3>{caption}'
+        f'<div class="scroll" tabindex="0"><table class="{"texts" if table.is_text else "numbers"}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></div>"
+    )
+
+
+def _text(text: Text) -> str:
+    return (
+        f'<details class="panel wide"><summary>{escape(text.title)}</summary>'
+        f'<pre tabindex="0">{escape(text.text)}</pre></details>'
+    )
+
+
+def _footnotes(absent: Sequence[Absent], notes: Sequence[str]) -> str:
+    lines = [f"{section.title}: {section.reason}." for section in absent] + [f"{note}." for note in notes]
+    if not lines:
+        return ""
+    return f"<h2>Absent</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+
+
+def _json(value: object) -> str:
+    """JSON that cannot end the element that it is in."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _asset(name: str) -> str:
+    return files("driftproof.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _digest(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _slug(title: str) -> str:
+    return re.sub("[^a-z]+", "-", title.lower())

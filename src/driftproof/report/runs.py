@@ -1,0 +1,270 @@
+"""What lies in the folder of a run, read and checked."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from driftproof.pbt import Event, read_events, read_metrics
+from driftproof.pbt.folder import RunFolder
+from driftproof.pbt.work import Row
+from driftproof.report.series import Life
+from driftproof.state import CheckpointError, inspect
+
+RETURN = "rollout/ep_rew_mean"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Score:
+    """Returns of some episodes.
+
+    Attributes:
+        name: Who played, or which attack there was.
+        mean: Of the returns.
+        low: Lower end of the mean's interval; the mean itself if none is known.
+        high: Its upper end.
+        returns: Of every episode, as far as they are known.
+        episodes: How many.
+        epsilon: Radius of the attack.
+    """
+
+    name: str
+    mean: float
+    low: float
+    high: float
+    returns: tuple[float, ...] = ()
+    episodes: int | None = None
+    epsilon: float = 0.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Attributes:
+        name: Different from those of other runs in the report.
+        path: Its folder.
+        members: What each logged.
+        population: What was logged of all together.
+        events: What became of members.
+        performance: How well members did at their last report, as the population judges; empty if nobody does.
+        lower_is_better: Whether a lower performance is the better one.
+        config: What is known of its configuration.
+        config_text: The same, for people.
+        versions: Of the libraries that wrote its checkpoints.
+        evaluation: The agent's first, then those of baselines.
+        attacks: Of all attacks and radii.
+        notes: What is there and could not be read, but is not needed.
+    """
+
+    name: str
+    path: Path
+    members: dict[int, Life]
+    population: Life
+    events: list[Event] = field(default_factory=list)
+    performance: dict[int, float] = field(default_factory=dict)
+    lower_is_better: bool = False
+    config: dict[str, Any] = field(default_factory=dict)
+    config_text: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    evaluation: list[Score] = field(default_factory=list)
+    attacks: list[Score] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_population(self) -> bool:
+        return len(self.members) > 1 or bool(self.events)
+
+    @cached_property
+    def metrics(self) -> set[str]:
+        """Names of all that members logged."""
+        return {name for life in self.members.values() for name in life.metrics}
+
+    @property
+    def last_step(self) -> int:
+        """Of the member that is farthest."""
+        return max(life.end for life in self.members.values())
+
+    @cached_property
+    def ranking(self) -> list[int]:
+        """Members, best first: as the population judged, else by their last return."""
+        scores = self.performance or {member: life.last(RETURN) for member, life in self.members.items()}
+        sign = 1 if self.lower_is_better else -1
+
+        def key(member: int) -> tuple[bool, float, int]:
+            score = scores.get(member, math.nan)
+            return (math.isnan(score), 0.0 if math.isnan(score) else sign * score, member)
+
+        return sorted(self.members, key=key)
+
+    @property
+    def best(self) -> int:
+        """The member that did best in the end."""
+        return self.ranking[0]
+
+    @cached_property
+    def steps_per_update(self) -> int:
+        """Steps of environments that a member takes for one update, from how far its counters moved."""
+        moves: Counter[int] = Counter()
+        for life in self.members.values():
+            counts = [(0.0, 0.0), *zip(*life.column("time/iterations"), strict=True)]
+            for (step, count), (next_step, next_count) in pairwise(counts):
+                if next_count > count:
+                    moves[round((next_step - step) / (next_count - count))] += 1
+        if moves:
+            return max(moves.most_common(1)[0][0], 1)
+        return max(math.gcd(*(step for life in self.members.values() for step in life.steps)), 1)
+
+
+def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
+    """Runs in the order given, under names that differ.
+
+    Raises:
+        TypeError: ``paths`` is one path.
+        ValueError: There is none, one is there twice, or a file is damaged.
+        FileNotFoundError: A folder, or what makes it one of a run, is missing.
+    """
+    if isinstance(paths, str | os.PathLike):
+        raise TypeError(f"runs must be a sequence of folders, such as [{os.fspath(paths)!r}]")
+    folders = [Path(path) for path in paths]
+    if not folders:
+        raise ValueError("runs is empty: name at least one folder of a run")
+    places = [folder.resolve() for folder in folders]
+    for folder, place in zip(folders, places, strict=True):
+        if places.count(place) > 1:
+            raise ValueError(f"{folder} is named twice: a report compares different runs")
+    return [read_run(folder, name) for folder, name in zip(folders, _names(places), strict=True)]
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """One run; see :func:`read_runs`."""
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder}: there is no such folder; give that of a run, such as runs/NAME")
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder; give that of a run, such as runs/NAME")
+    metrics = _metrics(folder / "metrics.jsonl")
+    population = metrics.pop(None, [])
+    if not metrics:
+        raise ValueError(f"{folder / 'metrics.jsonl'} has no metrics of an agent: the run has not done an update yet")
+    members = {member: Life(metrics[member]) for member in sorted(m for m in metrics if m is not None)}
+    searched, performance = _population_state(folder)
+    config = _read(folder / "config.yaml", _config) or searched
+    text = _read(folder / "config.yaml", str) or (yaml.safe_dump(config, sort_keys=False) if config else "")
+    versions, notes = _versions(folder)
+    return Run(
+        name=name,
+        path=folder,
+        members=members,
+        population=Life(population),
+        events=read_events(folder / "population.json"),
+        performance=performance,
+        lower_is_better=searched.get("metric_mode") == "min",
+        config=config,
+        config_text=text,
+        versions=versions,
+        evaluation=_read(folder / "evaluation.json", _evaluation) or [],
+        attacks=_read(folder / "attacks.json", _attacks) or [],
+        notes=notes,
+    )
+
+
+def _names(places: Sequence[Path]) -> list[str]:
+    """The shortest ends of paths that tell the folders apart."""
+    names = [place.name or str(place) for place in places]
+    depth = 1
+    while len(set(names)) < len(names):
+        depth += 1
+        names = ["/".join(place.parts[-depth:]) for place in places]
+    return names
+
+
+def _metrics(path: Path) -> dict[int | None, list[Row]]:
+    if not path.exists():
+        raise FileNotFoundError(f"{path.parent} is not the folder of a run: there is no {path.name}")
+    try:
+        return read_metrics(path)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def _read(path: Path, parse: Callable[[str], T]) -> T | None:
+    """What a file says, if there is one; which it is and what is wrong, if it cannot be read."""
+    if not path.exists():
+        return None
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except KeyError as error:
+        raise ValueError(f"{path} cannot be read: there is no {error}") from error
+    except (AttributeError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def _config(text: str) -> dict[str, Any]:
+    config = yaml.safe_load(text)
+    if not isinstance(config, dict):
+        raise ValueError("it is not a mapping of names to values")
+    return config
+
+
+def _evaluation(text: str) -> list[Score]:
+    content = json.loads(text)
+    return [_score("agent", content), *(_score(name, of) for name, of in content.get("baselines", {}).items())]
+
+
+def _score(name: str, content: Mapping[str, Any]) -> Score:
+    mean, returns = float(content["mean"]), tuple(map(float, content.get("returns", ())))
+    low, high = content.get("interval") or (mean, mean)
+    episodes = content.get("episodes") or len(returns)
+    return Score(name, mean, float(low), float(high), returns, int(episodes) if episodes else None)
+
+
+def _attacks(text: str) -> list[Score]:
+    return [
+        Score(
+            name=str(result["attack"]),
+            mean=float(result["mean"]),
+            low=float(result["low"]),
+            high=float(result["high"]),
+            returns=tuple(map(float, result["returns"])),
+            episodes=len(result["returns"]),
+            epsilon=float(result["epsilon"]),
+        )
+        for result in json.loads(text)["results"]
+    ]
+
+
+def _population_state(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
+    """Configuration of a population, and how well its members did last; nothing if there is none."""
+    path = folder / "population_state.json"
+    if not path.exists():
+        return {}, {}
+    state = RunFolder(folder).read_state()
+    try:
+        known = {i: place["performance"] for i, place in enumerate(state["members"])}
+        return dict(state["config"]), {i: math.nan if x is None else float(x) for i, x in known.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error!r}") from error
+
+
+def _versions(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Of the libraries that wrote the newest checkpoint, and why they are unknown."""
+    found = [*folder.glob("members/member_*.zip"), *folder.glob("checkpoints/checkpoint_*.zip")]
+    if not found:
+        return {}, []
+    newest = max(found, key=lambda path: path.name.rpartition("_")[2])
+    try:
+        return inspect(newest).versions, []
+    except (CheckpointError, FileNotFoundError) as error:  # damaged, or replaced by a run that goes on
+        return {}, [f"versions of libraries: {error}"]

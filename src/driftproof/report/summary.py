@@ -1,0 +1,85 @@
+"""The top of the page: each run in a few numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from driftproof.report.bundles import Bundle
+from driftproof.report.charts import number
+from driftproof.report.lineage import takeovers
+from driftproof.report.runs import RETURN, Run
+
+
+@dataclass(frozen=True)
+class Card:
+    """A run in a few numbers: each with its name, and a word about it."""
+
+    name: str
+    colour: str
+    facts: list[tuple[str, str, str]]
+
+
+def cards(bundles: Sequence[Bundle]) -> list[Card]:
+    return [Card(run.name, bundle.colour, _facts(run)) for bundle in bundles for run in bundle.runs]
+
+
+def _facts(run: Run) -> list[tuple[str, str, str]]:
+    facts = [_best_return(run)]
+    if run.evaluation:
+        score = run.evaluation[0]
+        facts.append(("Evaluation", number(score.mean), f"{number(score.low)} to {number(score.high)}"))
+    if run.is_population:
+        taken = takeovers(run.events)
+        restarts = sum(event.kind == "restart" for event in run.events)
+        facts.append(("Members", number(len(run.members)), f"{restarts} restarts" if restarts else "no restarts"))
+        facts.append(("Take-overs", number(len(taken)), _helped(run)))
+    updates = run.last_step // run.steps_per_update
+    facts.append(("Updates", number(updates), "of each member" if run.is_population else ""))
+    steps = sum(life.end for life in run.members.values())
+    facts.append(("Steps", number(steps), "all members together" if run.is_population else ""))
+    seconds = _seconds(run)
+    if seconds is not None:
+        facts.append(("Time", _duration(seconds), f"{number(round(steps / seconds))} steps/s"))
+    if run.attacks and max(score.epsilon for score in run.attacks) > 0:
+        worst = min(run.attacks, key=lambda score: score.mean)
+        facts.append(("Under attack", number(worst.mean), f"{worst.name}, ε = {number(worst.epsilon)}"))
+    return facts
+
+
+def _best_return(run: Run) -> tuple[str, str, str]:
+    steps, values = run.members[run.best].column(RETURN)
+    finite = [(value, step) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
+    if not finite:
+        return ("Best return", "–", "no episode has ended")
+    peak, step = max(finite)
+    whose = f"member {run.best}, " if run.is_population else ""
+    return (
+        "Best return" if run.is_population else "Return",
+        number(run.members[run.best].last(RETURN)),
+        f"{whose}peak {number(peak)} at step {number(step)}",
+    )
+
+
+def _helped(run: Run) -> str:
+    rate = run.population.last("population/exploit_success_rate")
+    return "" if math.isnan(rate) else f"{rate:.0%} helped"
+
+
+def _seconds(run: Run) -> float | None:
+    """How long an agent that trained alone took; a member's clock is not the population's."""
+    if run.is_population:
+        return None
+    (life,) = run.members.values()
+    _, elapsed = life.column("time/time_elapsed")
+    # The clock begins anew when a training is resumed.
+    total = sum(now for now, then in pairwise([*elapsed, 0.0]) if then < now)
+    return float(total) if total > 0 else None
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
