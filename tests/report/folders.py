@@ -133,8 +133,9 @@ def write_hostile(path, members=4):
     append_events(path / "population.json", [Event(kind, 1, 16, 0, 16, **told) for kind in ("exploit", "restart")])
     (path / "config.yaml").write_text(json.dumps(told))
     score = {"mean": 1.0, "low": 0.0, "high": 2.0, "interval": [0, 2], "returns": [1.0]}
-    (path / "evaluation.json").write_text(json.dumps({**score, "baselines": dict.fromkeys(HOSTILE, score)}))
-    results = [{"attack": name, "epsilon": 0.1, **score} for name in HOSTILE]
+    everybody = (*HOSTILE, "half a \ud83d character", "x" * 500)
+    (path / "evaluation.json").write_text(json.dumps({**score, "baselines": dict.fromkeys(everybody, score)}))
+    results = [{"attack": name, "epsilon": 0.1, **score} for name in everybody]
     (path / "attacks.json").write_text(json.dumps({"results": results}))
     return path
 

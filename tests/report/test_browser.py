@@ -47,6 +47,7 @@ class Visit:
     def __init__(self, browser, page_file, width):
         self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="light")
         self.context.set_offline(True)
+        self.context.set_default_timeout(120_000)  # of a busy machine
         self.problems = []
         self.context.route("**/*", self._only_the_file)
         self.page = self.context.new_page()
@@ -58,7 +59,7 @@ class Visit:
 
     def drawn(self):
         """Wait until all is drawn, or drawn again."""
-        self.page.wait_for_selector("html[data-drawn]", timeout=60_000)
+        self.page.wait_for_selector("html[data-drawn]")
 
     def look(self, script):
         return self.page.evaluate(script)

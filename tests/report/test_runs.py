@@ -126,6 +126,8 @@ class TestDamage:
                 "not an event",
             ),
             ("population_state.json", "{", "population_state.json cannot be read"),
+            ("population_state.json", '{"version": 2}', "population_state.json cannot be read: KeyError"),
+            ("population_state.json", '{"version": 99}', "population_state.json was written by a newer driftproof"),
             ("evaluation.json", "{", "evaluation.json cannot be read"),
             ("evaluation.json", "{}", "evaluation.json cannot be read: there is no 'mean'"),
             ("evaluation.json", '{"mean": 1, "baselines": {"a": 3}}', "evaluation.json cannot be read"),

@@ -29,10 +29,10 @@ def test_thinning_keeps_ends_extremes_and_gaps(values, limit):
         assert (np.nanmin(thin_y), np.nanmax(thin_y)) == (np.nanmin(y), np.nanmax(y))
 
 
-def test_every_spike_of_a_long_line_survives():
+def test_every_spike_and_every_gap_of_a_long_line_survives():
     y = np.zeros(100_000)
-    spikes = [7, 31_234, 31_999, 77_777]
-    y[spikes] = [5, -3, 4, 2]
+    spikes = [7, 31_234, 31_999, 50_001, 77_777]
+    y[spikes] = [5, -3, 4, math.nan, 2]
     thin_x, _ = thin(np.arange(len(y), dtype=float), y)
     assert len(thin_x) <= 2_000
     assert set(spikes) <= set(thin_x.astype(int))

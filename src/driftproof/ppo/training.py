@@ -74,6 +74,9 @@ def update(agent: DistributionalPPO, rollout: Rollout) -> None:
         metrics |= agent.vgs.metrics()
     if isinstance(agent.policy.optimizer, UPGD | AdaptiveUPGD | UPGDW) and agent.policy.optimizer.state:
         metrics |= agent.policy.optimizer.metrics()
+        # Compares with the gradient, which is that of a step that was not taken if the last one was not.
+        taken = (steps[-1, -2:] > 0).all()
+        metrics["upgd/noise_to_direction"] = torch.where(taken, metrics["upgd/noise_to_direction"], torch.nan)
     if hasattr(agent.policy, "log_std"):
         metrics["train/std"] = agent.policy.log_std.detach().exp().mean()
     agent._n_updates += int(agent.hyperparams.current("n_epochs"))

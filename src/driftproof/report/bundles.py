@@ -40,13 +40,10 @@ class Bundle:
 def bundled(runs: Sequence[Run]) -> list[Bundle]:
     """All runs, in the order of the first of each bundle."""
     groups: dict[str, list[Run]] = {}
-    for i, run in enumerate(runs):
-        alone = run.is_population or not run.config
-        key = (
-            str(i)
-            if alone
-            else json.dumps(_without_own(run.config, run.path.resolve().name), sort_keys=True, default=str)
-        )
+    for run in runs:
+        key = run.name
+        if run.config and not run.is_population:
+            key = json.dumps(_without_own(run.config, run.path.resolve().name), sort_keys=True, default=str)
         groups.setdefault(key, []).append(run)
     result = []
     for i, group in enumerate(groups.values()):
@@ -68,10 +65,10 @@ def curves(bundles: Sequence[Bundle], metric: str, sign: int = 1, is_flag: bool 
         low, middle, high = spread(sign * values)
         if is_flag:
             middle = np.nan_to_num(values).sum(0) / np.maximum(np.isfinite(values).sum(0), 1)
-        group = {"legendgroup": bundle.colour, "showlegend": len(bundles) > 1}
+        group = {"legendgroup": bundle.name, "showlegend": len(bundles) > 1}
         name = "median" if len(bundles) == 1 and len(bundle.lives) > 1 and not is_flag else bundle.name
         if len(bundle.lives) > 1 and not is_flag:
-            traces += band(steps, low, high, bundle.colour, legendgroup=bundle.colour)
+            traces += band(steps, low, high, bundle.colour, legendgroup=bundle.name)
         traces.append(line(steps, middle, name, bundle.colour, **group))
     return traces
 

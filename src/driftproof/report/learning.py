@@ -17,11 +17,11 @@ def learning(bundles: Sequence[Bundle]) -> Section | Absent:
     if not any(y is not None for trace in data for y in trace["y"]):
         return Absent(title, f"no return was logged ({RETURN}): no episode has ended yet")
     caption = "Mean return of the latest episodes."
-    if any(len(bundle.lives) > 1 for bundle in bundles):
-        caption += " Line: median; band: the middle 80 % of members, or of runs that differ in their seed only."
     best = _best_members(bundles)
     if best:
-        caption += " Dotted: the member that was best in the end."
+        caption += " Line: median of members; band: the middle 80 % of them; dotted: the best one in the end."
+    if any(len(bundle.runs) > 1 for bundle in bundles):
+        caption += " Runs that differ in their seed only are one line, their median, and a band, the middle 80 %."
     layout = shaded(bundles, numbered=True)
     if layout:
         caption += " Every other phase of the drift is shaded; its number is at the top."
@@ -55,6 +55,6 @@ def _best_members(bundles: Sequence[Bundle]) -> list[Trace]:
         run = bundle.runs[0]
         if run.is_population:
             x, y = run.members[run.best].column(RETURN)
-            group = {"legendgroup": bundle.colour, "showlegend": False}
+            group = {"legendgroup": bundle.name, "showlegend": False}
             traces.append(line(x, y, f"member {run.best}", bundle.colour, width=1.5, dash="dot", **group))
     return traces

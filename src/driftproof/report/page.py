@@ -116,9 +116,10 @@ def _chart(chart: Chart, index: int) -> str:
     if len(chart.choices) > 1:
         options = "".join(f'<option value="{i}">{escape(name)}</option>' for i, name in enumerate(chart.choices))
         choice = f'<label>Show <select data-for="{index}">{options}</select></label>'
+    caption = f"<p>{escape(chart.caption)}</p>" if chart.caption else ""
     return (
-        f'<figure class="panel {_SPANS[chart.span]}"><figcaption><h3>{escape(chart.title)}</h3>'
-        f"<p>{escape(chart.caption)}</p>{choice}</figcaption>"
+        f'<figure class="panel {_SPANS[chart.span]}"><figcaption><h3>{escape(chart.title)}</h3>{caption}{choice}'
+        "</figcaption>"
         f'<div class="chart" data-figure="{index}" role="img" aria-label="{escape(chart.title)}" '
         f'style="--height:{chart.height}px"></div></figure>'
     )

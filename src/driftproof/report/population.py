@@ -102,7 +102,7 @@ def _schedules(run: Run, name: str) -> list[Trace]:
                 "type": "scatter",
                 "mode": "lines",
                 "x": plain([*steps, max(run.members[member].end, steps[-1])]),
-                "y": [value if _is_number(value) else label(str(value)) for value in [*values, values[-1]]],
+                "y": [plain([x])[0] if _is_number(x) else label(str(x)) for x in [*values, values[-1]]],
                 "name": f"member {member}",
                 "line": {
                     "shape": "hv",
@@ -119,7 +119,7 @@ def _schedules(run: Run, name: str) -> list[Trace]:
 def _axis(values: Sequence[Any]) -> dict[str, Any]:
     """Of a hyper-parameter, the same for all runs."""
     layout: dict[str, Any] = {"xaxis": STEPS, "hovermode": "closest"}
-    if all(_is_number(value) for value in values):
+    if all(_is_number(value) and np.isfinite(value) for value in values):
         is_log = spans_decades(values)
         low, high = np.log10([min(values), max(values)]) if is_log else (min(values), max(values))
         room = 0.06 * (high - low) or 0.5

@@ -159,9 +159,8 @@ def read_run(folder: Path, name: str) -> Run:
     if not metrics:
         raise ValueError(f"{folder / 'metrics.jsonl'} has no metrics of an agent: the run has not done an update yet")
     members = {member: Life(metrics[member]) for member in sorted(m for m in metrics if m is not None)}
-    is_population = (folder / "population_state.json").exists()
-    state = RunFolder(folder).read_state() if is_population else {}
-    config = _read(folder / "config.yaml", _config) or dict(state.get("config", {}))
+    searched, performance = _population_state(folder)
+    config = _read(folder / "config.yaml", _config) or searched
     text = _read(folder / "config.yaml", str) or (yaml.safe_dump(config, sort_keys=False) if config else "")
     versions, notes = _versions(folder)
     return Run(
@@ -170,8 +169,8 @@ def read_run(folder: Path, name: str) -> Run:
         members=members,
         population=Life(population),
         events=read_events(folder / "population.json"),
-        performance=_performance(state),
-        lower_is_better=state.get("config", {}).get("metric_mode") == "min",
+        performance=performance,
+        lower_is_better=searched.get("metric_mode") == "min",
         config=config,
         config_text=text,
         versions=versions,
@@ -205,7 +204,7 @@ def _read(path: Path, parse: Callable[[str], T]) -> T | None:
     if not path.exists():
         return None
     try:
-        return parse(path.read_text())
+        return parse(path.read_text(encoding="utf-8"))
     except KeyError as error:
         raise ValueError(f"{path} cannot be read: there is no {error}") from error
     except (AttributeError, TypeError, ValueError, yaml.YAMLError) as error:
@@ -246,9 +245,17 @@ def _attacks(text: str) -> list[Score]:
     ]
 
 
-def _performance(state: Mapping[str, Any]) -> dict[int, float]:
-    known = {i: place["performance"] for i, place in enumerate(state.get("members", ()))}
-    return {i: math.nan if score is None else float(score) for i, score in known.items()}
+def _population_state(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
+    """Configuration of a population, and how well its members did last; nothing if there is none."""
+    path = folder / "population_state.json"
+    if not path.exists():
+        return {}, {}
+    state = RunFolder(folder).read_state()
+    try:
+        known = {i: place["performance"] for i, place in enumerate(state["members"])}
+        return dict(state["config"]), {i: math.nan if x is None else float(x) for i, x in known.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error!r}") from error
 
 
 def _versions(folder: Path) -> tuple[dict[str, str], list[str]]:
@@ -256,8 +263,8 @@ def _versions(folder: Path) -> tuple[dict[str, str], list[str]]:
     found = [*folder.glob("members/member_*.zip"), *folder.glob("checkpoints/checkpoint_*.zip")]
     if not found:
         return {}, []
-    newest = max(found, key=lambda path: path.stat().st_mtime_ns)
+    newest = max(found, key=lambda path: path.name.rpartition("_")[2])
     try:
         return inspect(newest).versions, []
-    except CheckpointError as error:
+    except (CheckpointError, FileNotFoundError) as error:  # damaged, or replaced by a run that goes on
         return {}, [f"versions of libraries: {error}"]

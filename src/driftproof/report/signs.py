@@ -95,10 +95,10 @@ OPTIMIZER = (
     Sign(
         "vgs/scaling_factor",
         "VGS: factor",
-        "What gradients are multiplied by: 1 leaves them alone, less while they are mostly noise.",
+        "What gradients, or steps, are multiplied by: 1 leaves them alone, less while they are mostly noise.",
     ),
-    Sign("vgs/normalized_variance", "VGS: noise", "Variance of gradients over their squared mean.", log=True),
-    Sign("upgd/gate_mean", "UPGD: gate", "Mean protection of weights, from 0, free to change, to 1, kept."),
+    Sign("vgs/normalized_variance", "VGS: noise", "Normalised variance of gradients: 0 without noise.", log=True),
+    Sign("upgd/gate_mean", "UPGD: gate", "Mean protection of weights, between 0 and 1; that of useful ones is high."),
     Sign("upgd/gate_std", "UPGD: spread of the gate", "Near 0, the gate tells no weight from another."),
     Sign("upgd/noise_to_direction", "UPGD: noise", "Norm of the noise over the norm of the step's direction."),
     Sign("train/grad_norm", "Norm of gradients", "Before scaling and clipping; mean of an update.", log=True),
@@ -151,15 +151,18 @@ def chart_of(sign: Sign, bundles: Sequence[Bundle]) -> list[Chart]:
 
 
 def fans(runs: Sequence[Run], metrics: Sequence[str], title: str, caption: str) -> list[Chart]:
-    """For each run, three quantiles of its best member: a line, and a band between the outer two."""
+    """For each run, on one scale, three quantiles of its best member: a line, and a band between the outer two."""
     charts = []
+    columns = {run.name: _columns(run.members[run.best], metrics) for run in runs}
+    every = np.concatenate([values for _, each in columns.values() for values in each])
+    axis = _around(every[np.isfinite(every)]) if len(runs) > 1 else {}
     for run in runs:
-        x, (low, middle, high) = _columns(run.members[run.best], metrics)
+        x, (low, middle, high) = columns[run.name]
         if not len(x):
             continue
         whose = [*([run.name] if len(runs) > 1 else []), *([f"member {run.best}"] if run.is_population else [])]
         data = [*band(x, low, high, "@run0", opacity=0.3), line(x, middle, "median", "@run0", showlegend=False)]
-        layout = {**shaded([Bundle.of(run)]), "xaxis": STEPS}
+        layout = {**shaded([Bundle.of(run)]), "xaxis": STEPS, "yaxis": axis}
         charts.append(Chart(f"{title}: {', '.join(whose)}" if whose else title, caption, data, layout))
     return charts
 
@@ -216,6 +219,15 @@ def _columns(life: Life, metrics: Sequence[str]) -> tuple[Array, list[Array]]:
     for steps, _ in columns[1:]:
         common = np.intersect1d(common, steps)
     return common, [values[np.isin(steps, common)] for steps, values in columns]
+
+
+def _around(values: Array) -> dict[str, Any]:
+    """An axis that holds all of these."""
+    if not len(values):
+        return {}
+    low, high = float(values.min()), float(values.max())
+    room = 0.05 * (high - low) or 1.0
+    return {"range": [low - room, high + room]}
 
 
 def _values(bundles: Sequence[Bundle], metric: str) -> Array:

@@ -80,5 +80,5 @@ def write_report(runs: Sequence[str | os.PathLike[str]], output: str | os.PathLi
     ]
     notes = [f"{run.name}: {note}" for run in ordered for note in run.notes]
     text = render(cards(bundles), sections, notes)
-    write_atomically(output, [text.encode()])
+    write_atomically(output, [text.encode(errors="replace")])
     return Path(output)
