@@ -230,11 +230,11 @@ def _find(path: Path | str, header: Sequence[str], names: Mapping[str, str]) -> 
     found = [name.strip().lower() for name in header]
     places = {}
     for name in (*COLUMNS, "symbol"):
-        wanted = names.get(name, name).lower()
-        if wanted in found:
-            if found.count(wanted) > 1:
-                raise MarketDataError(f"{path}, row 1: the column {wanted!r} is there more than once")
-            places[name] = found.index(wanted)
+        wanted = names.get(name, name)
+        if (count := found.count(wanted.lower())) > 1:
+            raise MarketDataError(f"{path}, row 1: the column {wanted!r} is there more than once")
+        if count:
+            places[name] = found.index(wanted.lower())
         elif name != "symbol" or name in names:
             raise MarketDataError(
                 f"{path}, row 1: there is no column {wanted!r}{nearest(wanted, found)}; there are "

@@ -153,7 +153,7 @@ class _TorchCore(Core):
         return torch.cat(outputs)[segments.positions].view(*inputs.shape[:2], self.units)
 
     def run(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
-        with _full_precision():
+        with _full_precision() if inputs.is_cuda else contextlib.nullcontext():
             output, new = self.recurrence(inputs, state if self.parts > 1 else state[0])
         return output, new if self.parts > 1 else (new,)
 
