@@ -15,7 +15,7 @@ import time
 import pytest
 
 from driftproof.pbt import read_events, read_metrics
-from driftproof.state import CheckpointStore, compare
+from driftproof.state import CheckpointStore, compare, read
 from tests.cli.commands import ENVIRONMENT, ROOT, SMALL, run, start, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -69,7 +69,6 @@ def test_ctrl_c_finishes_the_update_saves_and_says_how_to_go_on(tmp_path):
 def test_a_second_ctrl_c_stops_at_once_without_damage(tmp_path):
     process = start("train", *held(tmp_path), *LONG, "--runs-dir", tmp_path, "--name", "run")
     hold(tmp_path, process)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "run" / "checkpoints").iterdir()}
     os.killpg(process.pid, signal.SIGINT)
     assert "once more stops at once" in process.stderr.readline()
     began = time.monotonic()
@@ -80,9 +79,9 @@ def test_a_second_ctrl_c_stops_at_once_without_damage(tmp_path):
     assert process.returncode == 130
     assert len(errors.splitlines()) == 1
     assert f"the last checkpoint is in {tmp_path}/run. Go on" in errors
-    after = {path.name: path.read_bytes() for path in (tmp_path / "run" / "checkpoints").iterdir()}
-    assert set(before) <= set(after) | {".tmp"}
     assert saved(tmp_path / "run") is not None
+    for path in (tmp_path / "run" / "checkpoints").glob("*.zip"):
+        read(path)
 
 
 def test_a_closed_terminal_is_like_ctrl_c(tmp_path):
