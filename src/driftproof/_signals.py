@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 
 _TO_ALL = ("SIGINT", "SIGHUP")
 
@@ -18,6 +19,8 @@ def left_to_this_process() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
+    # Started by the first process that is, it would let Ctrl-C through again.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {getattr(signal, name) for name in _TO_ALL})
     try:
         yield

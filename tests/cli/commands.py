@@ -49,15 +49,16 @@ def wait_for(condition, process, seconds=120):
 
 def call(capsys, *arguments):
     """The same as :func:`run`, in this process."""
-    shown, hook, argv = warnings.showwarning, threading.excepthook, sys.argv
+    hook, argv = threading.excepthook, sys.argv
     sys.argv = ["driftproof", *map(str, arguments)]
     capsys.readouterr()
     code = 0
     try:
-        main()
+        with warnings.catch_warnings():
+            main()
     except SystemExit as end:
         code = end.code or 0
     finally:
-        warnings.showwarning, threading.excepthook, sys.argv = shown, hook, argv
+        threading.excepthook, sys.argv = hook, argv
     captured = capsys.readouterr()
     return code, captured.out, captured.err

@@ -15,6 +15,7 @@ import time
 import pytest
 
 from driftproof.pbt import read_events, read_metrics
+from driftproof.pbt.folder import RunFolder
 from driftproof.state import CheckpointStore, compare, read
 from tests.cli.commands import ENVIRONMENT, ROOT, SMALL, run, start, wait_for
 
@@ -32,6 +33,22 @@ def saved(folder):
     return CheckpointStore(folder / "checkpoints").load_latest()
 
 
+def read_state(folder):
+    return RunFolder(folder).read_state()
+
+
+def is_gone(group, seconds=30):
+    """Whether no process of a group is left, at once or soon."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def hold(folder, process):
     """Let a training that has saved something stand still in the middle of a rollout."""
     wait_for(lambda: (folder / "run" / "checkpoints" / "latest").exists(), process)
@@ -40,7 +57,9 @@ def hold(folder, process):
 
 
 def test_ctrl_c_finishes_the_update_saves_and_says_how_to_go_on(tmp_path):
-    process = start("train", *held(tmp_path), *LONG, "--runs-dir", tmp_path, "--name", "run")
+    """Also with environments in processes of their own, which hear of it too."""
+    processes = ["--set", "env.vectorization=processes"]
+    process = start("train", *held(tmp_path), *LONG, *processes, "--runs-dir", tmp_path, "--name", "run")
     hold(tmp_path, process)
     before = saved(tmp_path / "run").tree["counters"]["num_timesteps"]
     os.killpg(process.pid, signal.SIGINT)
@@ -53,7 +72,8 @@ def test_ctrl_c_finishes_the_update_saves_and_says_how_to_go_on(tmp_path):
     assert steps > before
     assert steps % 32 == 0
     assert len(errors.splitlines()) == 1
-    assert f"stopped at step {steps:,} of 1,000,000,000; saved in {tmp_path}/run." in errors
+    assert f"stopped at step {steps:,} of 1,000,000,000; saved, but for running episodes" in errors
+    assert f"in {tmp_path}/run. Go on" in errors
     # What was logged ends with what was saved.
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[0][-1]["step"] == steps
     command = re.search(r"driftproof (train --resume \S+)", errors)[1]
@@ -128,37 +148,57 @@ def test_a_closed_terminal_is_like_ctrl_c(tmp_path):
 
 
 def test_an_interrupted_training_comes_to_the_same_end(tmp_path):
-    """Stopped by a signal twice and resumed from its folder alone, it equals one that was not."""
-    settings = [*SMALL, "--set", "run.exact_resume=true", "--set", "run.total_timesteps=6400"]
+    """Stopped by signals twice and resumed from its folder alone, it equals one that was not."""
+    settings = [*held(tmp_path), *SMALL, "--set", "run.exact_resume=true", "--set", "run.total_timesteps=1280"]
     settings += ["--set", "env.normalize_observations=true", "--set", "run.keep_checkpoints=2"]
-    settings += ["--set", "ppo.learning_rate={kind: linear, start: 1e-3}"]
-    code, _, errors = run("train", "--env", "CartPole-v1", *settings, "--runs-dir", tmp_path, "--name", "whole")
+    settings += ["--set", "ppo.learning_rate={kind: linear, start: 1e-3}", "--runs-dir", tmp_path]
+    code, _, errors = run("train", *settings, "--name", "whole")
     assert code == 0, errors
-    arguments = ["train", "--env", "CartPole-v1", *settings, "--runs-dir", tmp_path, "--name", "cut"]
-    rows = tmp_path / "cut" / "metrics.jsonl"
+    arguments = ["train", *settings, "--name", "run"]
     for number in (signal.SIGINT, signal.SIGTERM):
-        size = rows.stat().st_size if rows.exists() else 0
         process = start(*arguments)
-        wait_for(lambda size=size: rows.exists() and rows.stat().st_size > size, process)
+        hold(tmp_path, process)
         process.send_signal(number)
+        assert "finishing this update" in process.stderr.readline()
+        (tmp_path / "hold").unlink()
+        (tmp_path / "held").unlink()
         _, errors = process.communicate(timeout=60)
-        assert process.returncode in (0, 130), errors
-        arguments = ["train", "--resume", tmp_path / "cut"]
+        assert process.returncode == 130, errors
+        assert f"saved in {tmp_path}/run. Go on" in errors, "exactly"
+        arguments = ["train", "--resume", tmp_path / "run"]
     code, _, errors = run(*arguments)
     assert code == 0, errors
-    trees = [saved(tmp_path / name).tree for name in ("whole", "cut")]
+    trees = [saved(tmp_path / name).tree for name in ("whole", "run")]
     for tree in trees:
-        assert tree["counters"]["num_timesteps"] == 6400
+        assert tree["counters"]["num_timesteps"] == 1280
         tree["rollout"]["episodes"].pop("t")
         for group in tree["optimizer"]["param_groups"]:
             group.pop("differentiable", None)
     differences = compare(*trees)
     assert not differences, "\n".join(map(str, differences[:5]))
-    metrics = [read_metrics(tmp_path / name / "metrics.jsonl")[0] for name in ("whole", "cut")]
-    assert [row["step"] for row in metrics[0]] == [row["step"] for row in metrics[1]] == [32 * i for i in range(1, 201)]
+    metrics = [read_metrics(tmp_path / name / "metrics.jsonl")[0] for name in ("whole", "run")]
+    assert [row["step"] for row in metrics[0]] == [row["step"] for row in metrics[1]] == [32 * i for i in range(1, 41)]
     assert [row["train/loss"] for row in metrics[0]] == [row["train/loss"] for row in metrics[1]]
-    evaluations = [json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("whole", "cut")]
+    evaluations = [json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("whole", "run")]
     assert evaluations[0] == evaluations[1]
+
+
+def test_a_second_ctrl_c_stops_a_population_at_once(tmp_path):
+    search = ["--set", "pbt.population_size=2", "--set", "pbt.workers=1", "--set", "pbt.perturbation_interval=1"]
+    process = start("tune", *held(tmp_path), *LONG, *search, "--runs-dir", tmp_path, "--name", "run")
+    folder = tmp_path / "run"
+    wait_for(lambda: (folder / "population_state.json").exists(), process)
+    (tmp_path / "hold").touch()
+    wait_for(lambda: (tmp_path / "held").exists(), process)
+    os.killpg(process.pid, signal.SIGINT)
+    assert "finishing the slices in training" in process.stderr.readline()
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert len(errors.splitlines()) == 1
+    assert f"driftproof tune --resume {folder}" in errors
+    assert not read_state(folder)["members"][0]["waits"]
+    assert is_gone(process.pid)
 
 
 def test_an_interrupted_population_finishes_its_slices(tmp_path):

@@ -13,7 +13,7 @@ import typer
 
 from driftproof import __version__
 from driftproof.cli import configuration, evaluation, files, markets, pages, training, tuning
-from driftproof.cli.errors import USER_ERROR, as_lines, is_mistake
+from driftproof.cli.errors import INTERRUPTED, USER_ERROR, Stopped, as_lines, is_mistake
 
 app = typer.Typer(
     help="Recurrent distributional PPO that keeps learning when the world changes.",
@@ -54,6 +54,7 @@ for _command in (
 def main() -> None:
     """Run a command; mistakes of users are one line."""
     warnings.showwarning = _show_warning
+    warnings.simplefilter("once", UserWarning)
     # What writers in other threads log, and what ends them, is raised in this one too.
     logging.getLogger("driftproof").addHandler(logging.NullHandler())
     threading.excepthook = _show_thread_error
@@ -61,6 +62,9 @@ def main() -> None:
         sys.path.append(os.getcwd())  # Where users' own environments are.
     try:
         app()
+    except Stopped as stop:
+        print(f"driftproof: {stop}", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except Exception as error:
         if _shows_tracebacks or not is_mistake(error):
             raise

@@ -22,6 +22,10 @@ class CommandError(Exception):
     """A command cannot do what it was asked to; the message says why, and what to do."""
 
 
+class Stopped(Exception):  # noqa: N818  It is no error.
+    """Somebody interrupted a command; the message says where it is, and how to go on."""
+
+
 def is_mistake(error: BaseException) -> bool:
     """Whether an error tells users all that they need, without a traceback."""
     kinds: list[Any] = [CommandError, OSError]

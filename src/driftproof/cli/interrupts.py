@@ -33,6 +33,11 @@ class Interrupts:
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
+    def renew(self) -> None:
+        """Be in charge again, after a library, as Ray does when it starts, has put its own handlers in place."""
+        for number in self._before:
+            signal.signal(number, self._handle)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:

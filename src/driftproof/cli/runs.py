@@ -63,6 +63,12 @@ def create(runs_dir: Path, name: str | None, config: Config, command: str) -> Pa
     return folder
 
 
+def discard(folder: Path) -> None:
+    """Remove the folder of a run that never began."""
+    (folder / CONFIG).unlink()
+    folder.rmdir()
+
+
 def _made(runs_dir: Path, env_id: str) -> Path:
     """A folder named after the environment, with a number if there is one already."""
     plain = re.sub(r"[^a-z0-9.]+", "-", env_id.rpartition(":")[2].lower()).strip("-.") or "run"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from driftproof.cli import evaluation, runs
-from driftproof.cli.errors import INTERRUPTED, CommandError
+from driftproof.cli.errors import CommandError, Stopped
 from driftproof.cli.interrupts import Interrupts
 from driftproof.cli.options import (
     ConfigFile,
@@ -56,19 +56,10 @@ def train(
             raise CommandError(f"{folder} holds a population: driftproof tune --resume {folder}")
         settings = runs.read(folder, overrides, _CHANGEABLE)
         agent = _built(settings)
-    from driftproof.pbt.folder import RunFolder
-
-    run = RunFolder(folder)
-    try:
-        with run.locked():
-            if resume is not None:
-                _restore(agent, folder)
-            has_learned = _learn(agent, settings, folder, run)
-    except RuntimeError as error:
-        raise _explained(error, folder) from error
-    except OSError as error:
-        raise CommandError(f"{error.filename or folder}: {error.strerror or error}; {_advice(folder)}") from error
+    with _explained(folder):
+        has_learned = _learn(agent, settings, folder)
     evaluation.finish(agent, settings, folder, is_new=has_learned)
+    agent.env.close()  # type: ignore[union-attr]
 
 
 def _built(settings: Config) -> DistributionalPPO:
@@ -82,21 +73,35 @@ def _restore(agent: DistributionalPPO, folder: Path) -> None:
     """Put an agent where the last checkpoint is; without one it begins anew."""
     from driftproof.state import CheckpointStore
 
-    checkpoint = CheckpointStore(folder / "checkpoints").load_latest()
+    store = CheckpointStore(folder / "checkpoints")
+    checkpoint = store.load_latest()
     if checkpoint is not None:
         agent.load_state_tree(checkpoint.tree)
+    elif store.list():
+        raise CommandError(f"no checkpoint in {store.folder} can be read")
 
 
-def _learn(agent: DistributionalPPO, settings: Config, folder: Path, run: RunFolder) -> bool:
+def _learn(agent: DistributionalPPO, settings: Config, folder: Path) -> bool:
     """Train to the end, or until somebody interrupts; whether there was anything left to do."""
+    from driftproof.pbt.folder import RunFolder
+
+    run = RunFolder(folder)
+    with run.locked():
+        _restore(agent, folder)
+        total = settings.total_updates * settings.steps_per_update
+        if agent.num_timesteps >= total:
+            return False
+        _train(agent, settings, run, total)
+    return True
+
+
+def _train(agent: DistributionalPPO, settings: Config, run: RunFolder, total: int) -> None:
     from stable_baselines3.common.logger import Logger
 
     from driftproof.cli.callbacks import LogDrift, LogRun
     from driftproof.ppo import SaveCheckpoints
 
-    total = settings.total_updates * settings.steps_per_update
-    if agent.num_timesteps >= total:
-        return False
+    folder = run.path
     agent.set_logger(Logger(None, []))
     status = AgentStatus(str(folder), agent.num_timesteps, total)
     saving = SaveCheckpoints(
@@ -118,36 +123,34 @@ def _learn(agent: DistributionalPPO, settings: Config, folder: Path, run: RunFol
                 left = settings.run.total_timesteps - agent.num_timesteps
                 agent.learn(left, callbacks, log_interval=None, reset_num_timesteps=agent.num_timesteps == 0)
             except KeyboardInterrupt:
-                _say_stopped(folder, agent.num_timesteps, total, at_once=True)
+                has_saved = bool(saving.store.list())
+                how = "the last checkpoint is" if has_saved else "no checkpoint was written yet"
+                raise _stopped(folder, agent.num_timesteps, total, how) from None
     if interrupts.came and agent.num_timesteps < total:
-        _say_stopped(folder, agent.num_timesteps, total, is_exact=agent.edge.is_whole)
-    return True
+        how = "saved" if agent.edge.is_whole else "saved, but for running episodes (run.exact_resume: true is exact),"
+        raise _stopped(folder, agent.num_timesteps, total, how)
 
 
-def _say_stopped(folder: Path, steps: int, total: int, *, at_once: bool = False, is_exact: bool = True) -> None:
-    from driftproof.state import CheckpointStore
-
-    how = "the last checkpoint is in" if at_once else "saved in"
-    if at_once and not CheckpointStore(folder / "checkpoints").list():
-        how = "no checkpoint was written yet in"
-    where = f"stopped at step {steps:,} of {total:,}; {how} {folder}"
-    inexact = "" if is_exact else " (with new episodes; with run.exact_resume: true exactly)"
-    typer.echo(f"{where}. Go on{inexact}: driftproof train --resume {folder}", err=True)
-    raise typer.Exit(INTERRUPTED)
+def _stopped(folder: Path, steps: int, total: int, how: str) -> Stopped:
+    where = f"stopped at step {steps:,} of {total:,}; {how} in {folder}"
+    return Stopped(f"{where}. Go on: driftproof train --resume {folder}")
 
 
-def _advice(folder: Path) -> str:
-    return f"what was saved before is whole: when that is mended, driftproof train --resume {folder}"
-
-
-def _explained(error: RuntimeError, folder: Path) -> Exception:
-    """A checkpoint that could not be written in the background, or another process at work."""
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Errors of a training in one line, with what to do."""
     from driftproof.ppo import RolloutError, TrainingError
 
-    if isinstance(error.__cause__, OSError):
-        return CommandError(f"{error}; {_advice(folder)}")
-    if isinstance(error, RolloutError | TrainingError):
-        return CommandError(f"{error}. Checkpoints are in {folder}")
-    if "another process" in str(error):
-        return CommandError(str(error))
-    return error
+    advice = f"what was saved before is whole: when that is mended, driftproof train --resume {folder}"
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{error.filename or folder}: {error.strerror or error}; {advice}") from error
+    except (RolloutError, TrainingError) as error:
+        raise CommandError(f"{error}. Checkpoints are in {folder}") from error
+    except RuntimeError as error:
+        if isinstance(error.__cause__, OSError):  # of a checkpoint that was written in the background
+            raise CommandError(f"{error}; {advice}") from error
+        if "another process" in str(error):
+            raise CommandError(str(error)) from error
+        raise

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from driftproof.cli import evaluation, runs
-from driftproof.cli.errors import INTERRUPTED, CommandError
+from driftproof.cli.errors import CommandError, Stopped
 from driftproof.cli.interrupts import Interrupts
 from driftproof.cli.options import (
     ConfigFile,
@@ -50,12 +48,17 @@ def tune(
         runs.check_free(runs_dir, name, "tune")
         _check(settings)
         folder = runs.create(runs_dir, name, settings, "tune")
+        try:
+            runner = _population(settings, folder)
+        except BaseException:
+            runs.discard(folder)
+            raise
     else:
         folder = runs.find(resume, runs_dir)
         if runs.is_single(folder):
             raise CommandError(f"{folder} holds a single agent: driftproof train --resume {folder}")
         settings = runs.read(folder, overrides, _CHANGEABLE)
-    runner = _population(settings, folder)
+        runner = _population(settings, folder)
     is_new = min(runner.updates) < runner.total_updates
     best = _run(runner, settings, folder)
     evaluation.finish(best, settings, folder, is_new=is_new)
@@ -86,34 +89,35 @@ def _run(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalPPO
     status = PopulationStatus(str(folder), size, total, searched, settings.steps_per_update, metric)
     with Screen(status) as screen:
 
-        def show(runner: PBTRunner) -> None:
-            status.update(runner)
-            screen.refresh()
-
         def stop() -> None:
             runner.stop()
             screen.say("finishing the slices in training, then saving; once more stops at once")
 
-        runner.on_change = show
         with Interrupts(stop) as interrupts:
+
+            def show(runner: PBTRunner) -> None:
+                interrupts.renew()
+                status.update(runner)
+                screen.refresh()
+
+            runner.on_change = show
             try:
                 best = runner.run()
             except KeyboardInterrupt:
-                _say_stopped(folder, runner.updates, total)
+                raise _stopped(folder, runner.updates, total) from None
             except RuntimeError as error:
                 raise _explained(error, folder) from error
             except OSError as error:
                 where = error.filename or folder
                 raise CommandError(f"{where}: {error.strerror}: driftproof tune --resume {folder}") from error
     if interrupts.came and min(runner.updates) < total:
-        _say_stopped(folder, runner.updates, total)
+        raise _stopped(folder, runner.updates, total)
     return best
 
 
-def _say_stopped(folder: Path, updates: list[int], total: int) -> None:
+def _stopped(folder: Path, updates: list[int], total: int) -> Stopped:
     done = f"stopped after {sum(updates):,} of {total * len(updates):,} updates; saved in {folder}"
-    typer.echo(f"{done}. Go on: driftproof tune --resume {folder}", err=True)
-    raise typer.Exit(INTERRUPTED)
+    return Stopped(f"{done}. Go on: driftproof tune --resume {folder}")
 
 
 def _explained(error: RuntimeError, folder: Path) -> CommandError:
