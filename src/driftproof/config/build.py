@@ -352,7 +352,7 @@ def _backend(config: Config) -> Backend:
         except ImportError as error:
             raise ConfigError([f"pbt.backend: {error}"]) from error
         return RayBackend(pbt.resources_per_member, pbt.address)
-    return InlineBackend() if pbt.backend == "inline" else ProcessBackend(pbt.workers)
+    return InlineBackend() if pbt.backend == "inline" else ProcessBackend(pbt.workers, config.run.threads)
 
 
 @contextmanager

@@ -114,7 +114,10 @@ class RunSection(Section):
         description="auto (a GPU if there is one), cpu, cuda, or one of several, cuda:1.",
     )
     threads: Count | None = Field(
-        None, ge=1, description="Of torch. null: as many as torch likes; 1 is often the fastest for small networks."
+        None,
+        ge=1,
+        description="Of torch, in every process. null: as many as torch likes, or in processes of a population their share "
+        "of the cores; 1 is often the fastest for small networks.",
     )
     checkpoint_every: Count = Field(1, ge=1, description="Updates between checkpoints.")
     keep_checkpoints: Count | None = Field(5, ge=1, description="How many to keep, besides the best. null: all.")
