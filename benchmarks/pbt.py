@@ -127,29 +127,37 @@ TAKEN: dict[str, tuple[str, ...]] = {
 """What is left behind: the weak agent keeps its own."""
 
 
-def worth(seed: int, task: str, updates: int, after: int) -> Entry:
+LATER = (0, 2, 6)
+"""Updates after a weak agent took over."""
+
+
+def worth(seed: int, task: str, updates: int) -> Entry:
     """Returns of a strong agent, and of a weak one right after it took over from it, and some updates later."""
     torch.set_num_threads(1)
+    total = updates + LATER[-1]
 
     def trained(member: int, learning_rate: float) -> Trainee:
-        trainee = Trainee(learner(task, seed, member, learning_rate=learning_rate, gamma=0.9), updates + after)
+        trainee = Trainee(learner(task, seed, member, learning_rate=learning_rate, gamma=0.9), total)
         trainee.train(updates)
         return trainee
 
+    def returns_of(trainee: Trainee) -> list[float]:
+        found = []
+        for since in np.diff(LATER, prepend=0):
+            trainee.train(int(since))
+            found.append(play(trainee, task))
+        return found
+
     strong, weak_state = trained(0, 1e-3), trained(1, 1e-6).agent.state_tree()
     parameters = strong.agent.get_parameters()
-    returns = {"strong": [play(strong, task)]}
-    strong.train(after)
-    returns["strong"].append(play(strong, task))
+    returns: Entry = {"strong": returns_of(strong)}
     for name, kept in TAKEN.items():
-        weak = Trainee(learner(task, seed, 1, gamma=0.9), updates + after)
+        weak = Trainee(learner(task, seed, 1, gamma=0.9), total)
         weak.agent.load_state_tree(weak_state)
         own = weak.agent.get_parameters()
         taken = {part: own[part] if part in kept else state for part, state in parameters.items()}
         weak.inherit(taken, "v2_full_parameters", {"learning_rate": 1e-3})
-        returns[name] = [play(weak, task)]
-        weak.train(after)
-        returns[name].append(play(weak, task))
+        returns[name] = returns_of(weak)
     return returns
 
 
@@ -188,8 +196,7 @@ def plan(quick: bool, parts: Sequence[str], seeds: int) -> dict[str, Callable[[]
         "scaling": functools.partial(scaling, 1 if quick else 5, 8 if quick else 24),
     }
     for seed in range(seeds):
-        updates, after = (4, 1) if quick else (24, 6)
-        runs[f"worth/{seed}"] = functools.partial(worth, seed, "Pendulum-v1", updates, after)
+        runs[f"worth/{seed}"] = functools.partial(worth, seed, "Pendulum-v1", 4 if quick else 40)
         runs[f"schedule/{seed}"] = functools.partial(schedule, seed, 20 if quick else 120, 3 if quick else 6)
     for seed in range(min(3, seeds)):
         for name, search in (("ours", pbt_tune.ours), ("ray", pbt_tune.with_ray_tune)):
@@ -246,9 +253,11 @@ def _worth(results: dict[str, Entry]) -> str:
     if not entries:
         return ""
     names = [name for name in entries[0] if name != "seconds"]
-    rows = [[name, *(_interval([entry[name][when] for entry in entries]) for when in (0, 1))] for name in names]
+    rows = [[name, *(_interval(values) for values in zip(*(e[name] for e in entries), strict=True))] for name in names]
     title = f"A weak agent takes over from a strong one, Pendulum, {len(entries)} seeds"
-    return common.show_table(title, ["what is taken", "return at once", "after 6 updates"], rows)
+    return common.show_table(
+        title, ["what is taken", "return at once", *(f"after {since} updates" for since in LATER[1:])], rows
+    )
 
 
 def _schedule(results: dict[str, Entry]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -99,12 +100,14 @@ def with_ray_tune(seed: int, updates: int) -> dict[str, Any]:
         quantile_fraction=0.25,
         hyperparam_mutations=distributions,
     )
-    here = str(Path(__file__).parent)
+    random.seed(seed)
+    np.random.seed(seed)
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     ray.init(
         num_cpus=WORKERS,
         include_dashboard=False,
         log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": here, "OMP_NUM_THREADS": "1"}},
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}},
     )
     try:
         with tempfile.TemporaryDirectory() as folder:
