@@ -245,7 +245,7 @@ def _of(results: dict[str, Entry], part: str) -> list[Entry]:
 
 def _interval(values: Sequence[float]) -> str:
     mean, low, high = common.interval(values)
-    return f"{mean:.3g} [{low:.3g}, {high:.3g}]"
+    return f"{mean:.4g} [{low:.4g}, {high:.4g}]"
 
 
 def _worth(results: dict[str, Entry]) -> str:
@@ -255,9 +255,8 @@ def _worth(results: dict[str, Entry]) -> str:
     names = [name for name in entries[0] if name != "seconds"]
     rows = [[name, *(_interval(values) for values in zip(*(e[name] for e in entries), strict=True))] for name in names]
     title = f"A weak agent takes over from a strong one, Pendulum, {len(entries)} seeds"
-    return common.show_table(
-        title, ["what is taken", "return at once", *(f"after {since} updates" for since in LATER[1:])], rows
-    )
+    columns = ["what is taken", "return at once", *(f"after {since} updates" for since in LATER[1:])]
+    return common.show_table(title, columns, rows)
 
 
 def _schedule(results: dict[str, Entry]) -> str:

@@ -78,6 +78,8 @@ def with_ray_tune(seed: int, updates: int) -> dict[str, Any]:
 
         def step(self) -> dict[str, float]:
             self.agent.learn(INTERVAL * steps_per_update(), reset_num_timesteps=False)
+            assert self.agent.policy.optimizer.param_groups[0]["lr"] == self.config["learning_rate"]
+            assert self.agent.clip_range(1) == self.config["clip_range"]
             returns = [episode["r"] for episode in self.agent.ep_info_buffer]
             return {"mean_reward": float(np.mean(returns)) if returns else -1e9}
 
@@ -87,10 +89,8 @@ def with_ray_tune(seed: int, updates: int) -> dict[str, Any]:
 
         def load_checkpoint(self, checkpoint_dir: str) -> None:
             env = VecNormalize.load(os.path.join(checkpoint_dir, "normalizer.pkl"), normalized(TASK, 8).venv)
-            settings = {name: self.config[name] for name in RANGES}
             # What the scheduler mutated, which the file would overwrite.
-            settings["lr_schedule"] = lambda _: self.config["learning_rate"]
-            settings["clip_range"] = lambda _: self.config["clip_range"]
+            settings = {name: self.config[name] for name in RANGES}
             self.agent = PPO.load(os.path.join(checkpoint_dir, "agent.zip"), env, "cpu", custom_objects=settings)
 
     distributions = {name: tune.loguniform(low, high) for name, (low, high) in RANGES.items()}
@@ -122,7 +122,10 @@ def with_ray_tune(seed: int, updates: int) -> dict[str, Any]:
                     checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
                 ),
             )
-            best = tuner.fit().get_best_result(scope="last")
+            results = tuner.fit()
+            if results.errors:
+                raise results.errors[0]
+            best = results.get_best_result(scope="last")
             with best.checkpoint.as_directory() as checkpoint:
                 venv = normalized(TASK, 8).venv
                 env = VecNormalize.load(os.path.join(checkpoint, "normalizer.pkl"), venv)
