@@ -37,7 +37,7 @@ def test_is_attacked(policy, mixed_precision):
     numbers = model.logger.name_to_value
     assert numbers["adversarial/share"] == 0.5
     assert numbers["adversarial/robust_kl"] > 0
-    assert numbers["adversarial/perturbation_norm"] == pytest.approx(0.075, rel=0.01)
+    assert numbers["adversarial/perturbation_norm"] == pytest.approx(0.075, rel=0.05 if mixed_precision else 0.01)
     assert weights(model).isfinite().all()
     # Three updates of four minibatches, actor and critics, 64 / 2 observations.
     counted = {name: value.item() for name, value in model.adversary.attack.statistics().items()}

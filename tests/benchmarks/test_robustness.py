@@ -33,8 +33,8 @@ def entry(variant, seed, clean, mad, learned):
 RESULTS = {
     "a": entry("plain", 0, -100.0, -500.0, -400.0),
     "b": entry("plain", 1, -100.0, -300.0, -500.0),
-    "c": entry("adversarial", 0, -105.0, -200.0, -205.0),
-    "d": entry("adversarial", 1, -105.0, -205.0, -155.0),
+    "c": entry("robust_kl_coef=0.1", 0, -105.0, -200.0, -205.0),
+    "d": entry("robust_kl_coef=0.1", 1, -105.0, -205.0, -155.0),
 }
 
 
@@ -48,7 +48,7 @@ def test_the_report_says_what_is_kept_and_what_is_won():
     assert "| mad, ε 0.2 | -400 [-500, -300] | -202.5 [-205, -200] |" in table
     assert "| strongest, ε 0.2 | -500 [-500, -500] | -205 [-205, -205] |" in table
     assert "-105 against -100 (-5.0%)" in verdict
-    assert "100 against 400, 0.25 times" in verdict
+    assert "-205 against -500 (0.41 times); that attack costs 100 against 400 (0.25 times)" in verdict
     assert "steps=1" in settings
 
 
@@ -58,11 +58,12 @@ def test_it_is_drawn(tmp_path):
 
 
 def test_variants_of_a_task_differ_in_one_thing():
-    plain, attacked = robustness.plan(["hopper"], robustness.VARIANTS, 1)
-    assert (plain.key, attacked.key) == ("hopper/plain/0", "hopper/adversarial/0")
-    assert attacked.settings.keys() - plain.settings.keys() == {"adversarial"}
-    assert all(attacked.settings[name] == value for name, value in plain.settings.items())
-    assert attacked.settings["adversarial"]["epsilon_final"] == plain.settings["epsilons"][-1] == 0.075
+    plain, *attacked = robustness.plan(["hopper"], 1)
+    assert plain.key == "hopper/plain/0"
+    assert [run.adversarial.robust_kl_coef for run in attacked] == [0.03, 0.1, 0.3, 1.0]
+    for run in attacked:
+        assert run.settings.keys() - plain.settings.keys() == {"adversarial"}
+        assert all(run.settings[name] == value for name, value in plain.settings.items())
 
 
 def test_passes_are_counted_by_samples_and_networks():
