@@ -1,0 +1,26 @@
+"""The examples run, as a user would run them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+ARGUMENTS = {"made_up_prices": ["prices.csv"]}
+SAYS = {
+    "made_up_prices": "written to prices.csv",
+    "own_environment": "page: room.html",
+    "real_prices": "buying and holding",
+    "robust_agent": "trained against attacks",
+}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_runs(path, tmp_path):
+    command = [sys.executable, str(path), *ARGUMENTS.get(path.stem, ["--quick"])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert SAYS[path.stem] in done.stdout
