@@ -44,11 +44,14 @@ class Backend(Protocol):
         """A member has no more to do."""
 
     def close(self) -> None:
-        """Give everything up, also what has not come to its end."""
+        """Give everything up, also what has not come to its end, and what a start that failed has left."""
 
 
 class InlineBackend:
     """All members in this process, one after the other."""
+
+    def __init__(self) -> None:
+        self._host: Host | None = None
 
     def start(self, work: Work) -> None:
         self._host = Host(work)
@@ -58,6 +61,7 @@ class InlineBackend:
         self._orders.append(order)
 
     def wait(self) -> Report | Failure:
+        assert self._host is not None
         return self._host.carry_out(self._orders.popleft())
 
     def hold(self) -> None:
@@ -70,7 +74,8 @@ class InlineBackend:
         pass
 
     def close(self) -> None:
-        self._host.close()
+        if self._host is not None:
+            self._host.close()
 
 
 class ProcessBackend:
@@ -94,7 +99,10 @@ class ProcessBackend:
     def start(self, work: Work) -> None:
         count = min(self.workers or _cores(), work.members)
         self._work, self._threads = work, self.threads or max(1, _cores() // count)
-        self._workers = [_Worker(work, self._threads) for _ in range(count)]
+        self._workers = []
+        with left_to_this_process():  # Also: an interruption waits until all are there to be closed.
+            for _ in range(count):
+                self._workers.append(_Worker(work, self._threads))
 
     @property
     def pids(self) -> list[int | None]:
@@ -123,19 +131,21 @@ class ProcessBackend:
         pass
 
     def close(self) -> None:
+        # First tell all, so that whoever is idle ends even if this is interrupted.
         for worker in self._workers:
-            worker.close()
+            worker.connection.close()
+        for worker in self._workers:
+            worker.end()
 
     def _replace(self, dead: _Worker) -> Failure:
         """A new process for one that has died, with it all members in its care."""
         place = self._workers.index(dead)
         dead.process.join()
-        self._workers[place] = _Worker(self._work, self._threads)
+        with left_to_this_process():
+            self._workers[place] = _Worker(self._work, self._threads)
         self._workers[place].holds = dead.holds
         lost = tuple(range(place, self._work.members, len(self._workers)))
-        code = dead.process.exitcode
-        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
-        return Failure(dead.busy_with, lost, f"its process {dead.process.pid} {how}")
+        return Failure(dead.busy_with, lost, f"its process {dead.process.pid} {_end(dead.process.exitcode)}")
 
 
 class _Worker:
@@ -145,8 +155,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, other = context.Pipe()
         self.process: BaseProcess = context.Process(target=_serve, args=(other, CloudpickleWrapper(work), threads))
-        with left_to_this_process():
-            self.process.start()
+        self.process.start()
         other.close()
         self.busy_with: int | None = None
         self.holds = False
@@ -162,11 +171,13 @@ class _Worker:
         self._send_next()
         return result
 
-    def close(self) -> None:
-        self.connection.close()
+    def end(self) -> None:
+        """See that the process ends, by itself if it has nothing to do."""
         if self.busy_with is None:
             self.process.join(_PATIENCE)
         self.process.terminate()
+        self.process.join(_PATIENCE)
+        self.process.kill()
         self.process.join()
 
     def _send_next(self) -> None:
@@ -183,6 +194,9 @@ def _serve(connection: Connection, work: CloudpickleWrapper, threads: int) -> No
     """Carry out orders until there is nobody to give any."""
     # Also where it cannot be kept away: Ctrl-C is for the one who gives orders.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "register_at_fork"):
+        # As long as an environment's process had this end too, nobody would see that this one has died.
+        os.register_at_fork(after_in_child=connection.close)
     torch.set_num_threads(threads)
     host = Host(work.var)
     try:
@@ -192,6 +206,14 @@ def _serve(connection: Connection, work: CloudpickleWrapper, threads: int) -> No
         pass
     finally:
         host.close()
+
+
+def _end(exit_code: int | None) -> str:
+    """How a process ended, in words."""
+    if exit_code is None or exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    names = {item.value: item.name for item in signal.Signals}
+    return f"was killed by {names.get(-exit_code, f'signal {-exit_code}')}"
 
 
 def _cores() -> int:

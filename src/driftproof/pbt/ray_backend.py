@@ -33,6 +33,8 @@ class RayBackend:
     def __init__(self, resources_per_member: Mapping[str, Any] | None = None, address: str | None = None) -> None:
         self.resources = {"num_cpus": 1, **(resources_per_member or {})}
         self.address = address
+        self._is_ours = False
+        self._actors: dict[int, Any] = {}
 
     def start(self, work: Work) -> None:
         self._is_ours = not ray.is_initialized()
@@ -44,7 +46,7 @@ class RayBackend:
                 "leave out the address"
             )
         self._work, self._members = ray.put(work), work.members
-        self._actors: dict[int, Any] = {}
+        self._actors = {}
         self._running: dict[Any, int] = {}
         self._began: dict[int, Any] = {}
         """What is there as soon as a member has its place, of those that need one of their own."""
