@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import time
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.callbacks import BaseCallback
 
-from driftproof.pbt import PBTRunner, ProcessBackend
+from driftproof.pbt import InlineBackend, PBTRunner, ProcessBackend, backends
+from driftproof.pbt.work import Failure, Host, Order, Report, Work
 from driftproof.state import compare
 from tests.pbt.populations import NoteUpdates, config, make_agent, slow_zero, states
+from tests.ppo.resuming import walk
 
 
 @pytest.fixture(autouse=True)
@@ -123,3 +131,152 @@ def test_wrong_options_are_refused(tmp_path):
         ProcessBackend(0)
     with pytest.raises(ValueError, match="max_restarts"):
         PBTRunner(config(), make_agent, 2, tmp_path, max_restarts=-1)
+
+
+def work(make=make_agent, metric=lambda agent: 0.0, callback=None):
+    return Work(make, metric, 2, 4, "copy", callback)
+
+
+def hyperparams():
+    return {"learning_rate": 1e-3, "optimizer.sigma": 1e-3}
+
+
+def wait_until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_processes_end_when_not_all_can_be_started(tmp_path, monkeypatch):
+    whole, started = backends._Worker, []
+
+    def worker(*args):
+        if started:
+            raise OSError("there is no room for another process")
+        started.append(whole(*args))
+        return started[0]
+
+    monkeypatch.setattr(backends, "_Worker", worker)
+    runner = PBTRunner(config(), make_agent, 2, tmp_path, backend=ProcessBackend(2))
+    with pytest.raises(OSError, match="no room for another"):
+        runner.run()
+    assert started[0].process.exitcode is not None
+    assert not multiprocessing.active_children()
+
+
+def test_processes_end_when_a_run_is_interrupted(tmp_path):
+    def interrupting(runner):
+        raise KeyboardInterrupt
+
+    runner = PBTRunner(config(), make_agent, 2, tmp_path, backend=ProcessBackend(2), on_change=interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run()
+    assert not multiprocessing.active_children()
+
+
+def stubborn(file, agent):
+    """Does not let its process be ended."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    file.touch()
+    time.sleep(600)
+
+
+def test_a_process_that_does_not_listen_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(backends, "_PATIENCE", 0.2)
+    backend = ProcessBackend(1)
+    backend.start(work(metric=partial(stubborn, tmp_path / "is_there")))
+    process = backend._workers[0].process
+    try:
+        backend.submit(Order(0, 1, hyperparams()))
+        wait_until((tmp_path / "is_there").exists)
+    finally:
+        backend.close()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def forking(folder, agent):
+    """Leaves a process behind that has all that this one has open, as forked environments do."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+        os._exit(0)
+    (folder / "child").write_text(str(pid))
+    (folder / "is_there").touch()
+    time.sleep(600)
+
+
+def test_a_process_that_dies_is_missed_though_its_children_live(tmp_path):
+    backend = ProcessBackend(1)
+    backend.start(work(metric=partial(forking, tmp_path)))
+    try:
+        backend.submit(Order(0, 1, hyperparams()))
+        wait_until((tmp_path / "is_there").exists)
+        os.kill(backend.pids[0], signal.SIGKILL)
+        signal.alarm(20)  # Ends the test if nobody notices.
+        failure = backend.wait()
+        signal.alarm(0)
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+        backend.close()
+    assert isinstance(failure, Failure)
+    assert (failure.member, failure.lost) == (0, (0, 1))
+    assert "SIGKILL" in failure.reason
+
+
+def test_signals_without_a_name_are_told_too():
+    assert backends._end(-signal.SIGKILL) == "was killed by SIGKILL"
+    assert backends._end(-(signal.SIGRTMIN + 1)) == f"was killed by signal {signal.SIGRTMIN + 1}"
+    assert backends._end(3) == "ended with exit code 3"
+
+
+def test_nothing_to_close_is_fine():
+    for backend in (InlineBackend(), ProcessBackend()):
+        backend.close()
+
+
+def test_environments_of_a_member_that_cannot_be_restored_are_closed():
+    closed = []
+
+    def noting():
+        env = walk()
+        env.unwrapped.close = lambda: closed.append(env)
+        return env
+
+    host = Host(work(partial(make_agent, env=noting)))
+    failure = host.carry_out(Order(0, 1, hyperparams(), restore=b"no checkpoint"))
+    assert isinstance(failure, Failure)
+    assert len(closed) == 2
+
+
+class LogMuch(BaseCallback):
+    """Logs what is no number too."""
+
+    def _on_step(self):
+        self.logger.record("one", np.array(1.5))
+        self.logger.record("two", torch.tensor(2.5))
+        self.logger.record("many", np.zeros(3))
+        self.logger.record("text", np.str_("text"))
+        self.logger.record("flag", np.bool_(True))
+        return True
+
+
+def test_only_numbers_are_reported():
+    report = Host(work(callback=LogMuch)).carry_out(Order(0, 1, hyperparams()))
+    assert isinstance(report, Report), report.reason
+    (row,) = report.rows
+    assert (row["one"], row["two"], row["flag"]) == (1.5, 2.5, 1)
+    assert not {"many", "text"} & set(row)
+
+
+class GiveUp(BaseCallback):
+    """Ends the training in its second rollout."""
+
+    def _on_step(self):
+        return self.num_timesteps < 40
+
+
+def test_a_callback_that_ends_a_member_is_an_error(tmp_path):
+    runner = PBTRunner(config(), make_agent, 4, tmp_path, callback=GiveUp, max_restarts=0)
+    with pytest.raises(RuntimeError, match=r"(?s)member 0 failed 1 times in a row.*callback ended the training"):
+        runner.run()

@@ -137,3 +137,13 @@ def test_wrong_hyperparameters_change_nothing():
     with pytest.raises(ValueError, match="gamma"):
         weak.set_hyperparams({"learning_rate": 1e-5, "gamma": 2.0})
     assert weak.agent.learning_rate == 3e-4
+
+
+def test_hyperparameters_that_are_refused_leave_the_agent_as_it_was():
+    donor, weak = trainee(0), trainee(1)
+    donor.train(1)
+    weak.train(1)
+    before = weak.agent.state_tree()
+    with pytest.raises(ValueError, match="learning_rate"):
+        weak.inherit(donor.agent.get_parameters(), "v2_full_parameters", {"learning_rate": float("nan")})
+    assert not compare(weak.agent.state_tree(), before)

@@ -60,13 +60,19 @@ class Trainee:
         return self.agent.n_steps * self.agent.n_envs
 
     def train(self, updates: int) -> float:
-        """Train so many updates, or what is left; how well it does then."""
+        """Train so many updates, or what is left; how well it does then.
+
+        Raises:
+            RuntimeError: A callback ended it before.
+        """
         agent = self.agent
         agent.pause_at = agent.num_timesteps + updates * self._steps
         if agent.num_timesteps == 0:
             agent.learn(self.total_updates * self._steps, self.callback)
         elif not self.is_done:
             agent.resume(self.callback)
+        if agent.num_timesteps < min(agent.pause_at, self.total_updates * self._steps):
+            raise RuntimeError("a callback ended the training of a member, which goes on to the end of its slice")
         return float(self.metric(agent))
 
     def count_from(self, updates: int) -> None:
@@ -80,8 +86,7 @@ class Trainee:
 
     def set_hyperparams(self, hyperparams: Mapping[str, Any]) -> None:
         """Put hyper-parameters in force; none is set if one of them is wrong."""
-        for name, value in hyperparams.items():
-            self.agent.hyperparams.check(name, value)
+        self._check(hyperparams)
         for name, value in hyperparams.items():
             self.agent.hyperparams[name] = value
 
@@ -101,6 +106,7 @@ class Trainee:
             optimizer: ``"copy"``: goes on with its moments; ``"reset"``: begins without any.
         """
         agent = self.agent
+        self._check(hyperparams)
         if tree_format == "v1_policy_only":
             states = {**agent.get_parameters(), "policy": parameters}
         else:
@@ -111,3 +117,7 @@ class Trainee:
         # What it remembers of running episodes, another remembered otherwise.
         agent.reset_lstm_states_to_initial()
         self.set_hyperparams(hyperparams)
+
+    def _check(self, hyperparams: Mapping[str, Any]) -> None:
+        for name, value in hyperparams.items():
+            self.agent.hyperparams.check(name, value)

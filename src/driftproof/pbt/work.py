@@ -7,8 +7,11 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, TypeAlias
 
+import numpy as np
+import torch
 from stable_baselines3.common.logger import KVWriter, Logger
 
 from driftproof.pbt.config import OptimizerExploitStrategy
@@ -134,12 +137,13 @@ class Host:
             _log_to(agent, rows)
             callback = None if work.make_callback is None else work.make_callback()
             trainee = Trainee(agent, work.total_updates, work.metric, callback)
+            # From now on its environments are closed whatever goes wrong.
+            self._trainees[order.member], self._rows[order.member] = trainee, rows
             if order.restore is not None:
                 agent.load_state_tree(read(io.BytesIO(order.restore)).tree)
             elif order.start_at is not None:
                 trainee.count_from(order.start_at)
             self._generators[order.member] = dict(agent.components()["random"].state_dict())
-        self._trainees[order.member], self._rows[order.member] = trainee, rows
 
     def _drop(self, member: int) -> None:
         trainee = self._trainees.pop(member, None)
@@ -167,7 +171,7 @@ class _Rows(KVWriter):
         self._rows: list[Row] = []
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        numbers = {name: float(x) for name, x in key_values.items() if isinstance(x, int | float) or hasattr(x, "item")}
+        numbers = {name: float(x) for name, x in key_values.items() if _is_number(x)}
         self._rows.append({"step": step, **numbers})
 
     def clear(self) -> None:
@@ -178,6 +182,13 @@ class _Rows(KVWriter):
 
     def close(self) -> None:
         pass
+
+
+def _is_number(value: Any) -> bool:
+    """Also one in a tensor; texts, figures and more than one number are not."""
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return value.ndim == 0
+    return isinstance(value, Real | np.bool_)
 
 
 def _log_to(agent: Any, rows: KVWriter) -> None:
