@@ -107,7 +107,7 @@ def test_parameters_lie_where_the_configuration_says(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     PBTRunner(config(checkpoint_dir=elsewhere), make_agent, 4, tmp_path / "run").run(updates=2)
     PBTRunner.resume(tmp_path / "run", make_agent).run()
-    assert len(list(elsewhere.iterdir())) == 3
+    assert len(list(elsewhere.glob("*.zip"))) == 3
     assert not (tmp_path / "run" / "members").exists()
 
 

@@ -100,8 +100,7 @@ def _member_of(folder: Path, member: int | None) -> Path:
         member = max(reported, key=lambda i: worst if _is_missing(scores[i]) else sign * scores[i])
     if member not in reported:
         raise CommandError(f"{folder} has members 0 to {len(places) - 1}, of which {reported} have been saved")
-    members = Path(state["config"]["checkpoint_dir"] or folder / "members")
-    return members / str(places[member]["file"])
+    return RunFolder(folder, state["config"]["checkpoint_dir"]).member_path(places[member]["file"])
 
 
 def _is_missing(value: float | None) -> bool:

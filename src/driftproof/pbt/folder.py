@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from driftproof.pbt.records import Event, write_events
 from driftproof.pbt.work import Row
 from driftproof.state import write_atomically
+from driftproof.state._atomic import remove_abandoned
 
 _STATE = "population_state.json"
+_MEMBER = re.compile(r"member_\d{4,}_\d{9,}\.zip")
 _VERSION = 2
 
 
@@ -22,19 +25,28 @@ class RunFolder:
     """Files of one run, which one process at a time may write.
 
     Args:
-        path: The folder.
+        path: The folder. It stays the same when this process goes to another.
         members: Where members' states lie; ``members`` in the folder if not given.
     """
 
     def __init__(self, path: str | os.PathLike[str], members: str | os.PathLike[str] | None = None) -> None:
-        self.path = Path(path)
-        self.members = self.path / "members" if members is None else Path(members)
+        self.path = Path(path).absolute()
+        self.members = self.path / "members" if members is None else Path(members).absolute()
         self._writers: dict[str, Any] = {}
 
     @property
     def is_taken(self) -> bool:
         """Whether there is a run in it."""
         return (self.path / _STATE).exists()
+
+    @property
+    def has_guests(self) -> bool:
+        """Whether members of another run lie where those of this one are to."""
+        return self._is_elsewhere and not self.is_taken and bool(self._names())
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        return self.members.parent != self.path
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -43,10 +55,14 @@ class RunFolder:
         Raises:
             RuntimeError: Another process is at work on the same run.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "a") as file:
-            if not _lock(file.fileno()):
-                raise RuntimeError(f"{self.path}: another process is at work on this run; wait for it, or end it")
+        with ExitStack() as stack:
+            for folder in {self.path, self.members} if self._is_elsewhere else {self.path}:
+                folder.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(open(folder / ".lock", "a"))
+                if not _lock(file.fileno()):
+                    raise RuntimeError(f"{folder}: another process is at work on this run; wait for it, or end it")
+            for folder in filter(Path.is_dir, (self.path, self.members)):
+                remove_abandoned(folder)
             try:
                 yield
             finally:
@@ -64,21 +80,30 @@ class RunFolder:
         path = self.path / _STATE
         if not path.exists():
             raise FileNotFoundError(f"{self.path} holds no population: there is no {_STATE}")
-        try:
+        with self.explaining():
             state: dict[str, Any] = json.loads(path.read_bytes())
             version = int(state["version"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} cannot be read: {error}") from error
         if version != _VERSION:
             age = "a newer" if version > _VERSION else "an older"
             raise ValueError(f"{path} was written by {age} driftproof: its version is {version}, not {_VERSION}")
         return state
 
-    def write_state(self, state: Mapping[str, Any], events: Sequence[Event], used: Iterable[str]) -> None:
-        """Write where the run is, and then remove members' states that it does not use."""
-        text = json.dumps({"version": _VERSION, **state}, default=os.fspath)
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Name the file if what is read from it is not what :meth:`write_state` writes."""
+        try:
+            yield
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            reason = error if isinstance(error, ValueError) else repr(error)
+            raise ValueError(f"{self.path / _STATE} cannot be read: {reason}") from error
+
+    def write_state(self, state: Mapping[str, Any]) -> None:
+        """Write where the run is."""
+        text = json.dumps({"version": _VERSION, **state}, default=_plain, allow_nan=False)
         write_atomically(self.path / _STATE, [text.encode()])
-        # After the state that they follow from: a run that is resumed writes them again.
+
+    def follow_state(self, events: Iterable[Event], used: Iterable[str]) -> None:
+        """Write events, and remove members' states that are not in use, as the state says that was written before."""
         write_events(self.path / "population.json", events)
         for name in self._names() - set(used):
             (self.members / name).unlink(missing_ok=True)
@@ -86,11 +111,24 @@ class RunFolder:
     def write_member(self, member: int, updates: int, state: bytes) -> str:
         """Write a member's state; the name of the file. Nothing uses it before it is named in :meth:`write_state`."""
         name = f"member_{member:04d}_{updates:09d}.zip"
-        write_atomically(self.members / name, [state])
+        write_atomically(self.member_path(name), [state])
         return name
 
     def read_member(self, name: str) -> bytes:
-        return (self.members / name).read_bytes()
+        return self.member_path(name).read_bytes()
+
+    def member_path(self, name: str) -> Path:
+        """Where a member's state lies.
+
+        Raises:
+            ValueError: It would not be in the folder.
+        """
+        if not _MEMBER.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a member's state")
+        path = self.members / name
+        if path.is_symlink():
+            raise ValueError(f"{path} is a link, which a run does not follow")
+        return path
 
     def log(self, member: int | None, rows: Sequence[Mapping[str, float]]) -> None:
         """Append what a member, or the population, measured to ``metrics.jsonl``, and for TensorBoard."""
@@ -123,7 +161,7 @@ class RunFolder:
 
     def _names(self) -> set[str]:
         """Of members' states, and of nothing else that may lie there."""
-        return {path.name for path in self.members.glob("member_????_?????????.zip")}
+        return {path.name for path in self.members.glob("member_*.zip") if _MEMBER.fullmatch(path.name)}
 
 
 def read_metrics(path: str | os.PathLike[str]) -> dict[int | None, list[Row]]:
@@ -149,6 +187,11 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[int | None, list[Row]]:
             except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
                 raise ValueError(f"{path}, line {number}: not a row of metrics ({error}): {line[:80]!r}") from error
     return {member: [rows[step] for step in sorted(rows)] for member, rows in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and paths as JSON has them."""
+    return value.item() if hasattr(value, "item") else os.fspath(value)
 
 
 def _lock(descriptor: int) -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -60,7 +63,7 @@ class PBTRunner:
         make_agent: From a member's id to its agent. With different seeds, they differ. Also called to check the
             configuration, and whenever a member begins again elsewhere.
         total_updates: Of each member's training.
-        run_dir: Folder of the run; must not hold another.
+        run_dir: Folder of the run; neither it nor ``checkpoint_dir`` may hold another.
         seed: Of decisions.
         metric: How well an agent does; by default the mean return of recent episodes.
         backend: Where members train: ``"inline"``, one after the other in this process; ``"process"``, at the same time
@@ -68,7 +71,8 @@ class PBTRunner:
         synchronous: Decide for all members when all have done the same number of updates. What comes of a run then
             does not depend on who is faster. Otherwise nobody waits for anybody.
         max_restarts: How often in a row a member may fail before it is given up.
-        callback: Makes a callback for every member's training, where that takes place.
+        callback: Makes a callback for every member's training, where that takes place. One that ends the training makes
+            the member fail; :meth:`stop` is for that.
         on_change: Called with the runner when a run begins, and whenever a member has reported.
     """
 
@@ -100,6 +104,10 @@ class PBTRunner:
                 f"{run_dir} holds a population already: choose another folder, or go on with it, "
                 "PBTRunner.resume(run_dir, make_agent)"
             )
+        if self._folder.has_guests:
+            raise FileExistsError(f"{self._folder.members} holds members of another population: choose another folder")
+        if config.checkpoint_dir is not None:
+            config = dataclasses.replace(config, checkpoint_dir=self._folder.members)
         self._make_agent, self._metric, self._make_callback = make_agent, metric, callback
         self.on_change = on_change
         self._backend = _backend_named(backend) if isinstance(backend, str) else backend
@@ -107,8 +115,10 @@ class PBTRunner:
         # What members offer are names of files.
         self.scheduler = PBTScheduler(self.config, seed, store=MemoryStore())
         self._places = [_Place(hyperparams) for hyperparams in self.scheduler.initial_hyperparams()]
+        self._saves = 0
         if _saved is not None:
-            self._load(_saved)
+            with self._folder.explaining():
+                self._load(_saved)
         self._live: set[int] = set()
         self._busy: set[int] = set()
         self._failures = [0] * self.config.population_size
@@ -138,17 +148,30 @@ class PBTRunner:
             max_restarts: Likewise.
             callback: Likewise.
             on_change: Likewise.
+
+        Raises:
+            FileNotFoundError: There is no run.
+            ValueError: What is in the folder is damaged, or was written by another version.
         """
-        saved = RunFolder(run_dir).read_state()
+        folder = RunFolder(run_dir)
+        saved = folder.read_state()
+        with folder.explaining():
+            config = _config_from(saved["config"])
+            if len(saved["members"]) != config.population_size:
+                raise ValueError(f"{len(saved['members'])} members, and population_size is {config.population_size}")
+            total_updates, seed, synchronous = saved["total_updates"], saved["seed"], saved["synchronous"]
+            check_count("total_updates", total_updates, at_least=1)
+            check_count("seed", seed)
+            check_flag("synchronous", synchronous)
         return cls(
-            _config_from(saved["config"]),
+            config,
             make_agent,
-            saved["total_updates"],
+            total_updates,
             run_dir,
-            saved["seed"],
+            seed,
             metric,
             backend=backend,
-            synchronous=saved["synchronous"],
+            synchronous=synchronous,
             max_restarts=max_restarts,
             callback=callback,
             on_change=on_change,
@@ -178,22 +201,23 @@ class PBTRunner:
     def path_of(self, member: int) -> Path | None:
         """A member's last checkpoint, which ``DistributionalPPO.load`` loads; ``None`` if it has not reported yet."""
         name = self._places[member].file
-        return None if name is None else self._folder.members / name
+        return None if name is None else self._folder.member_path(name)
 
     def load_member(self, member: int) -> DistributionalPPO:
         """A member's agent as it last reported, with environments of its own."""
-        path = self.path_of(member)
+        name = self._places[member].file
         with unchanged_generators():
             agent = self._make_agent(member)
-            if path is not None:
-                agent.load_state_tree(read(path).tree)
+            if name is not None:
+                agent.load_state_tree(read(io.BytesIO(self._folder.read_member(name))).tree)
         return agent
 
     def run(self, updates: int | None = None) -> DistributionalPPO:
         """Train all members to their end, or until each has done so many updates; the best of them.
 
         Raises:
-            RuntimeError: A member fails again and again, as a clone too; or another process runs the population.
+            RuntimeError: A member fails again and again, as a clone too; or another process runs the population, or has
+                run it since this one read it.
             OSError: Something could not be written. What is in the folder is whole, and can be resumed.
         """
         if updates is not None:
@@ -202,11 +226,15 @@ class PBTRunner:
         strategy = self.config.optimizer_exploit_strategy
         size = self.config.population_size
         with self._folder.locked():
+            self._check_is_latest()
             self._live, self._busy = set(), set()
             work = Work(self._make_agent, self._metric, size, self.total_updates, strategy, self._make_callback)
-            self._backend.start(work)
             try:
+                self._backend.start(work)
                 self._decide(self._due())
+                if any(self.updates):
+                    with _advised():
+                        self._save()  # What an interruption has kept from being written.
                 # First those who are behind, as after an interruption.
                 self._send(sorted(range(size), key=lambda member: self._places[member].updates), goal)
                 self._tell()
@@ -226,6 +254,10 @@ class PBTRunner:
         self._is_stopping = True
         self._backend.hold()
 
+    def _check_is_latest(self) -> None:
+        if self._folder.is_taken and self._folder.read_state().get("saves", 0) != self._saves:
+            raise RuntimeError(f"{self.run_dir}: the run has gone on since it was read here; resume it from there")
+
     def _tell(self) -> None:
         if self.on_change is not None:
             self.on_change(self)
@@ -240,7 +272,7 @@ class PBTRunner:
         """Tell members what to do next, those who have something to do."""
         for member in members:
             place = self._places[member]
-            if place.updates >= goal and member not in self._busy:
+            if place.updates >= goal:
                 self._backend.release(member)
                 self._live.discard(member)
             elif not place.waits and not self._is_stopping:
@@ -260,11 +292,8 @@ class PBTRunner:
 
     def _handle(self, result: Report | Failure) -> list[int]:
         """See to what came of an order; who may go on."""
-        try:
+        with _advised():
             return self._recover(result) if isinstance(result, Failure) else self._receive(result)
-        except OSError as error:
-            advice = f"{error.strerror or error} (the run is whole as of before: when that is mended, resume it)"
-            raise OSError(error.errno, advice, error.filename) from error
 
     def _receive(self, report: Report) -> list[int]:
         """Write down what a member has done, and decide if it is time."""
@@ -272,16 +301,18 @@ class PBTRunner:
         self._busy.discard(member)
         self._failures[member] = 0
         place.file = self._folder.write_member(member, report.updates, report.state)
-        place.updates, place.performance = report.updates, report.performance
+        place.updates = report.updates
+        place.performance = report.performance if math.isfinite(report.performance) else None
         place.not_taken_over, place.is_anew, place.waits = report.not_taken_over, False, True
         self._folder.log(member, report.rows)
         if report.rows:
             self.latest[member] = report.rows[-1]
         due = self._due()
         self._decide(due)
-        self._save()
         if due:
             self._folder.log(None, [self._vital_signs()])
+        # Last: what is not in the state yet is done again after an interruption, and logged again.
+        self._save()
         return due
 
     def _due(self) -> list[int]:
@@ -344,6 +375,7 @@ class PBTRunner:
 
     def _save(self) -> None:
         state = {
+            "saves": self._saves + 1,
             "seed": self.seed,
             "total_updates": self.total_updates,
             "synchronous": self.synchronous,
@@ -352,14 +384,33 @@ class PBTRunner:
             "members": [dataclasses.asdict(place) for place in self._places],
         }
         used = {name for place in self._places for name in (place.file, place.offered, place.donor) if name}
-        self._folder.write_state(state, self.scheduler.events, used)
+        self._folder.write_state(state)
+        self._saves += 1
+        self._folder.follow_state(self.scheduler.events, used)
 
     def _load(self, saved: Mapping[str, Any]) -> None:
         self.scheduler.load_state_dict(saved["scheduler"])
+        self._saves = int(saved.get("saves", 0))
         self._places = [_Place(**place) for place in saved["members"]]
         for member, place in enumerate(self._places):
+            self._check(place)
             if place.offered is not None:
                 self.scheduler.store.put(member, place.offered, place.updates, "v2_full_parameters")
+
+    def _check(self, place: _Place) -> None:
+        """Raise if it is none that was saved."""
+        check_count("updates", place.updates)
+        if place.updates > self.total_updates or (place.updates and place.file is None and not place.is_anew):
+            raise ValueError(f"a member has done {place.updates} of {self.total_updates} updates, in {place.file!r}")
+        if set(place.hyperparams) != {item.name for item in self.config.hyperparams}:
+            raise ValueError(f"a member has the hyper-parameters {place.hyperparams!r}")
+        for name in (place.file, place.offered, place.donor):
+            if name is not None:
+                self._folder.member_path(name)
+        check_flag("is_anew", place.is_anew)
+        check_flag("waits", place.waits)
+        if place.performance is not None and not math.isfinite(place.performance):
+            place.performance = None
 
     def _vital_signs(self) -> dict[str, float]:
         """What is logged of the population after a decision."""
@@ -379,6 +430,16 @@ class PBTRunner:
         signs |= {f"format/{name}": count for name, count in statistics["checkpoint_formats"].items()}
         known = {f"population/{name}": float(value) for name, value in signs.items() if value is not None}
         return {"step": sum(self.updates), **known}
+
+
+@contextmanager
+def _advised() -> Iterator[None]:
+    """Say of errors of the system how to go on."""
+    try:
+        yield
+    except OSError as error:
+        advice = f"{error.strerror or error} (the run is whole as of before: when that is mended, resume it)"
+        raise OSError(error.errno, advice, error.filename) from error
 
 
 def _checked(config: PBTConfig, make_agent: MakeAgent) -> PBTConfig:

@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from numbers import Integral
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from driftproof._arguments import check_count
+from driftproof._arguments import check_count, check_flag, check_number, check_option
 from driftproof.pbt import pb2
 from driftproof.pbt.config import PBTConfig
 from driftproof.pbt.explore import explore, sample, to_unit
@@ -71,7 +71,28 @@ class PopulationMember:
         before = values["before_exploit"]
         if before is not None:
             values["before_exploit"] = {**before, "hyperparams": dict(before["hyperparams"])}
-        return cls(**values)
+        member = cls(**values)
+        member._check()
+        return member
+
+    def _check(self) -> None:
+        """Raise unless everything is of its kind, as in a state that was not damaged."""
+        for name in ("id", "step", "reports", "interval_start", "tries"):
+            check_count(name, getattr(self, name))
+        check_flag("unobserved", self.unobserved)
+        if self.checkpoint_format is not None:
+            check_option("checkpoint_format", self.checkpoint_format, get_args(CheckpointFormat))
+        before = self.before_exploit or {"performance": None, "interval_start": 0}
+        steps = [0 if self.checkpoint_step is None else self.checkpoint_step, before["interval_start"]]
+        performances = [self.performance, before["performance"]]
+        for step, performance in [*self.history, *([] if self.baseline is None else [self.baseline])]:
+            steps.append(step)
+            performances.append(performance)
+        for number in (*steps, *(number for pair in self.lineage for number in pair)):
+            check_count("step or donor", number)
+        for performance in performances:
+            if performance is not None:
+                check_number("performance", performance)
 
 
 class PBTScheduler:
@@ -271,7 +292,7 @@ class PBTScheduler:
         """Go on where another scheduler was; all of it is set, or nothing.
 
         Raises:
-            ValueError: It had another number of members, or other hyper-parameters.
+            ValueError: It had another number of members, or other hyper-parameters, or is damaged.
         """
         members = [PopulationMember.from_state(item) for item in state["members"]]
         if len(members) != self.config.population_size:
@@ -279,7 +300,9 @@ class PBTScheduler:
                 f"the state has {len(members)} members, and population_size is {self.config.population_size}"
             )
         names = {item.name for item in self.config.hyperparams}
-        for member in members:
+        for index, member in enumerate(members):
+            if member.id != index:
+                raise ValueError(f"member {index} of the state has the id {member.id}")
             if set(member.hyperparams) != names:
                 raise ValueError(
                     f"the state's members have the hyper-parameters {sorted(member.hyperparams)}, and the "
@@ -287,6 +310,10 @@ class PBTScheduler:
                 )
         events = [Event.from_dict(item) for item in state["events"]]
         observations = [pb2.Observation(**item) for item in state["observations"]]
+        for seen in observations:
+            check_number("time of an observation", seen.time)
+            if seen.change is not None:
+                check_number("change of an observation", seen.change)
         generator = np.random.default_rng()
         generator.bit_generator.state = state["generator"]
         counts = {name: int(state["counts"][name]) for name in self._counts}
