@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -200,6 +202,8 @@ def test_the_command_line_goes_before_the_file_and_that_before_defaults():
         ("gamma", "--set gamma: must be name=value"),
         ("=3", "--set =3: must be name=value"),
         ("gamma=[1", "--set gamma=[1: is not YAML"),
+        ("env.drift.0.kind=x", "--set env.drift.0.kind=x: env.drift is an empty list: set all of it, env.drift=[...]"),
+        ("ppo.n_steps.x=3", "--set ppo.n_steps.x=3: ppo.n_steps: should be a valid integer, not {'x': 3}"),
         ("pbt.hyperparams.9.name=x", "--set pbt.hyperparams.9.name=x: pbt.hyperparams is a list of 2: use a number"),
     ],
 )
@@ -216,6 +220,21 @@ def test_numbers_are_numbers():
     assert config.optimizer.kwargs == {"sigma": 0.005}
     # Dates stay texts, as arguments of environments want them.
     assert loads("env: {kwargs: {begin: 2010-01-01, text: '1e5'}}").env.kwargs == {"begin": "2010-01-01", "text": "1e5"}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("env: caf\u00e9".encode("latin-1"), "is not text in UTF-8"),
+        ("env: CartPole-v1".encode("utf-16"), "is not text in UTF-8"),
+        (bytes(range(256)), "is not text in UTF-8"),
+        (b"env: \0", "is not YAML: unacceptable character"),
+    ],
+)
+def test_files_that_are_no_text_are_refused(content, problem, tmp_path):
+    (tmp_path / "my.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(tmp_path / 'my.yaml'))}: {problem}"):
+        load(tmp_path / "my.yaml")
 
 
 def test_several_problems_are_all_told():

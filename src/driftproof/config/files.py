@@ -61,8 +61,13 @@ def load(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = 
         ConfigError: Something in it is wrong.
         OSError: The file cannot be read.
     """
-    text = "" if path is None else Path(path).read_text(encoding="utf-8")
-    return loads(text, overrides, name="" if path is None else os.fspath(path))
+    if path is None:
+        return loads("", overrides)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path}: is not text in UTF-8 ({error}); save it as UTF-8"]) from error
+    return loads(text, overrides, name=os.fspath(path))
 
 
 def loads(text: str, overrides: Iterable[str] = (), name: str = "") -> Config:
@@ -109,7 +114,10 @@ def _value(text: str) -> Any:
 def _parse(text: str, name: str) -> tuple[dict[Any, Any], dict[keys.Path, int]]:
     """What is in a file, and the line of every key."""
     place = name or "configuration"
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.YAMLError as error:  # Of a character that YAML has not.
+        raise ConfigError([f"{place}: is not YAML: {_what(error)}"]) from error
     try:
         node = loader.get_single_node()
         lines: dict[keys.Path, int] = {}
@@ -181,6 +189,9 @@ class _Source:
 
     def _at(self, path: keys.Path, message: str) -> str:
         known = next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self.origins), ())
+        inside = next((origin for place, origin in self.origins.items() if place[: len(path)] == path), None)
+        if not known and inside is not None and path not in self._lines:
+            return self.of(inside, message)
         origin = (*self.origins[known], *path[len(known) :]) if known else path
         return self.of(origin, message)
 

@@ -71,5 +71,7 @@ def _default_at(place: keys.Path) -> Any:
 def _index(items: list[Any], part: str | int, place: keys.Path) -> int:
     if not str(part).isdecimal() or int(part) >= len(items):
         where = keys.dotted(place[: place.index(part)])
+        if not items:
+            raise ValueError(f"{where} is an empty list: set all of it, {where}=[...]")
         raise ValueError(f"{where} is a list of {len(items)}: use a number from 0 to {len(items) - 1}, not {part!r}")
     return int(part)

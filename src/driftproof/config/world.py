@@ -116,8 +116,8 @@ class RunSection(Section):
     threads: Count | None = Field(
         None,
         ge=1,
-        description="Of torch, in every process. null: as many as torch likes, or in processes of a population their share "
-        "of the cores; 1 is often the fastest for small networks.",
+        description="Of torch, in every process. null: as many as torch likes, or in processes of a population their "
+        "share of the cores; 1 is often the fastest for small networks.",
     )
     checkpoint_every: Count = Field(1, ge=1, description="Updates between checkpoints.")
     keep_checkpoints: Count | None = Field(5, ge=1, description="How many to keep, besides the best. null: all.")
