@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 from pathlib import Path
 
@@ -162,6 +163,10 @@ def test_worlds_drift_alike():
         ("env: CartPol-v1", "env.id: there is no environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
         ("env: cartpole", "did you mean 'CartPole-v"),
         ("env: driftproof/RegimMarket-v0", "did you mean 'driftproof/RegimeMarket-v0'?"),
+        ("env: Thermostat-v0", "there is no environment 'Thermostat-v0'. Your own: module:Thermostat-v0"),
+        ("env: 'tests.config.worlds:Strage-v0'", "did you mean 'tests.config.worlds:Strange-v0'? Importing"),
+        ("env: './my_env.py'", "env.id: './my_env.py' names a file; name the module as import does: my_env:Name-v0"),
+        ("env: 'my_env.py:Mine-v0'", "names a file; name the module as import does: my_env:Mine-v0"),
         ("env: 'nowhere:Env-v0'", "env.id: 'nowhere:Env-v0' cannot be imported: No module named 'nowhere'"),
         ("env: {id: CartPole-v1, kwargs: {lenth: 3}}", "env: 'CartPole-v1' cannot be made with {'lenth': 3}"),
         ("policy: CnnPolicy", "NatureCNN only with images"),
@@ -181,6 +186,32 @@ def test_worlds_drift_alike():
 )
 def test_what_cannot_be_built_is_refused(text, problem):
     assert problem in error_of(text)
+
+
+@pytest.mark.filterwarnings("ignore:.*reset.*observation space")
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("Unlicensed", r"cannot be made: RuntimeError in .*broken_worlds.py:\d+: no licence found"),
+        ("Spaceless", "cannot be made: AttributeError in .*must specify an action space"),
+        ("NoReset", r"breaks when it is tried: ZeroDivisionError in .*broken_worlds.py:\d+: there is no floor"),
+        ("NoStep", r"breaks when it is tried: KeyError in .*broken_worlds.py:\d+: 'sensor'"),
+        ("OtherShape", r"breaks when it is tried: ValueError in .*shape \(3,\) into shape \(4,\)"),
+        ("Texts", "breaks when it is tried: TypeError"),
+    ],
+)
+def test_environments_with_mistakes_are_told_before_training(name, problem):
+    assert re.search(problem, error_of(f"env: 'tests.config.broken_worlds:{name}-v0'"))
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [("x = (", "never closed"), ("raise OSError('no camera')", "OSError in .*faulty.py:1: no camera")],
+)
+def test_modules_that_cannot_be_imported_are_told(code, problem, tmp_path, monkeypatch):
+    (tmp_path / "faulty.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert re.search(f"env.id: 'faulty:X-v0' cannot be imported: .*{problem}", error_of("env: 'faulty:X-v0'"))
 
 
 @pytest.mark.parametrize(

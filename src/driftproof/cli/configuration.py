@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from driftproof.cli.options import ConfigFile, EnvId, Overrides
+from driftproof.cli.options import ConfigFile, EnvId, Overrides, changes
 
 if TYPE_CHECKING:
     from driftproof.config import Config
@@ -26,8 +26,7 @@ def config(
     if schema:
         typer.echo(json.dumps(json_schema(), indent=2))
         return
-    changes = [] if env is None else [f"env.id={env}"]
-    settings = load(config, [*changes, *(overrides or [])])
+    settings = load(config, changes(env, overrides))
     if full or config is None:
         typer.echo(commented_yaml(settings), nl=False)
         return

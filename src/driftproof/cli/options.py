@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from driftproof.config import Config
 
 ConfigFile: TypeAlias = Annotated[
-    Path | None, typer.Argument(metavar="[CONFIG]", help="A YAML file; `driftproof config` shows all settings.")
+    Path | None, typer.Argument(metavar="CONFIG", help="A YAML file; `driftproof config` shows all settings.")
 ]
 EnvId: TypeAlias = Annotated[str | None, typer.Option("--env", help="Gymnasium id, or module:Id; env.id.")]
 Overrides: TypeAlias = Annotated[
@@ -39,8 +40,21 @@ def read_config(config: Path | None, env: str | None, overrides: list[str] | Non
 
     if config is None and env is None and not overrides:
         raise CommandError("give a CONFIG file, or --env ID; `driftproof config` shows all settings")
-    changes = [] if env is None else [f"env.id={env}"]
-    return load(config, [*changes, *(overrides or [])])
+    if config is not None and not config.exists():
+        raise CommandError(f"{config}: there is no such file; an environment is given as --env ID")
+    return load(config, changes(env, overrides))
+
+
+def changes(env: str | None, overrides: list[str] | None) -> list[str]:
+    """What the command line changes about a configuration.
+
+    Raises:
+        CommandError: The environment has no name.
+    """
+    if env == "":
+        raise CommandError("--env '' must be a Gymnasium id, or module:Id")
+    # In quotes, since a colon means something in YAML.
+    return [*([] if env is None else [f"env.id={json.dumps(env)}"]), *(overrides or [])]
 
 
 def use_threads(config: Config) -> None:

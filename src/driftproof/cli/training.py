@@ -46,8 +46,11 @@ def train(
     """Train an agent. Ctrl-C finishes the update, saves, and says how to go on; a second one stops at once."""
     check_resume(resume, config, env, name)
     if resume is None:
+        from driftproof.config import try_env
+
         settings = read_config(config, env, overrides)
         runs.check_free(runs_dir, name, "train")
+        try_env(settings)
         agent = _built(settings)
         folder = runs.create(runs_dir, name, settings, "train")
     else:
@@ -146,7 +149,9 @@ def _explained(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CommandError(f"{error.filename or folder}: {error.strerror or error}; {advice}") from error
-    except (RolloutError, TrainingError) as error:
+    except RolloutError as error:
+        raise CommandError(f"{error}; when that is mended, driftproof train --resume {folder}") from error
+    except TrainingError as error:
         raise CommandError(f"{error}. Checkpoints are in {folder}") from error
     except RuntimeError as error:
         if isinstance(error.__cause__, OSError):  # of a checkpoint that was written in the background

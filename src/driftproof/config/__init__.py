@@ -1,6 +1,6 @@
 """Configurations: checked before hours of training are spent, and everything that they make."""
 
-from driftproof.config.build import AgentMaker, build_agent, build_env, build_population, check
+from driftproof.config.build import AgentMaker, build_agent, build_env, build_population, check, try_env
 from driftproof.config.files import ConfigError, dumps, load, loads
 from driftproof.config.model import Config
 from driftproof.config.reference import commented_yaml, json_schema
@@ -18,4 +18,5 @@ __all__ = [
     "json_schema",
     "load",
     "loads",
+    "try_env",
 ]

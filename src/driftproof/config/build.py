@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,9 +96,7 @@ def build_env(
     """
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-    section = config.env
-    drift_seed = config.run.seed if section.drift_seed is None else section.drift_seed
-    maker = EnvMaker(section, drift_seed, is_evaluation)
+    section, maker = config.env, _env_maker(config, is_evaluation)
     makers: list[Callable[[], gymnasium.Env[Any, Any]]] = [maker] * (section.n_envs if n_envs is None else n_envs)
     envs: VecEnv
     if section.vectorization == "processes":
@@ -108,6 +108,36 @@ def build_env(
     if seed is not None:
         envs.seed(seed)
     return envs
+
+
+def try_env(config: Config) -> None:
+    """Take a step in an environment that is then closed, so that what is wrong with it is told before a training.
+
+    Raises:
+        ConfigError: It cannot be made, or breaks at once.
+    """
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    if config.env.id.startswith("driftproof/"):
+        return
+    try:
+        env = DummyVecEnv([_env_maker(config)])
+        try:
+            env.seed(0)
+            env.action_space.seed(0)
+            env.reset()
+            env.step([env.action_space.sample()])  # type: ignore[arg-type]
+        finally:
+            env.close()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError([f"env: {config.env.id!r} breaks when it is tried: {told(error)}"]) from error
+
+
+def _env_maker(config: Config, is_evaluation: bool = False) -> EnvMaker:
+    section = config.env
+    return EnvMaker(section, config.run.seed if section.drift_seed is None else section.drift_seed, is_evaluation)
 
 
 def build_agent(config: Config, member: int = 0) -> DistributionalPPO:
@@ -187,7 +217,7 @@ def population_config(config: Config) -> PBTConfig:
 
 
 def check(config: Config, is_population: bool = False) -> DistributionalPPO:
-    """Build the agent, and compare the search with it; the agent, whose environments are closed.
+    """Try the environment, build the agent, and compare the search with it; the agent, whose environments are closed.
 
     Args:
         config: To check.
@@ -196,6 +226,7 @@ def check(config: Config, is_population: bool = False) -> DistributionalPPO:
     Raises:
         ConfigError: Something does not fit.
     """
+    try_env(config)
     agent = build_agent(config)
     assert agent.env is not None
     agent.env.close()
@@ -296,32 +327,57 @@ def _make_env(section: EnvSection, kwargs: dict[str, Any]) -> gymnasium.Env[Any,
     import gymnasium
 
     module, _, name = section.id.rpartition(":")
+    if (file := section.id.partition(":")[0]).endswith(".py"):
+        example = f"{Path(file).stem}:{name if module else 'Name-v0'}"
+        raise ConfigError([f"env.id: {section.id!r} names a file; name the module as import does: {example}"])
     if name.startswith("driftproof/"):
         import driftproof.envs  # noqa: F401  which registers them
     if module:
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            raise ConfigError([f"env.id: {section.id!r} cannot be imported: {error}"]) from error
+        except Exception as error:
+            what = str(error) if isinstance(error, ImportError | SyntaxError) else told(error)
+            raise ConfigError([f"env.id: {section.id!r} cannot be imported: {what}"]) from error
     try:
         return gymnasium.make(name, **kwargs)
     except gymnasium.error.UnregisteredEnv as error:
-        raise ConfigError([f"env.id: {_unknown(name, error)}"]) from error
+        raise ConfigError([f"env.id: {_unknown(module, name)}"]) from error
     except gymnasium.error.Error as error:
         # What an environment needs is said there, with the line that installs it.
         raise ConfigError([f"env.id: {section.id!r} cannot be made: {error}"]) from error
     except (TypeError, ValueError) as error:
         raise ConfigError([f"env: {section.id!r} cannot be made with {kwargs}: {error}"]) from error
+    except Exception as error:
+        raise ConfigError([f"env: {section.id!r} cannot be made: {told(error)}"]) from error
 
 
-def _unknown(name: str, error: Exception) -> str:
+def told(error: Exception) -> str:
+    """An error of somebody else's code: its kind, where it came from, and what it says."""
+    from driftproof.ppo.collection import PROCESS_ENDED
+
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = PROCESS_ENDED if isinstance(error, EOFError) else str(error)
+    return f"{type(error).__name__} in {place.filename}:{place.lineno}: {what}"
+
+
+def _unknown(module: str, name: str) -> str:
+    """That there is no such environment, and which one may have been meant: versions do not make names alike."""
     import gymnasium
 
-    known = list(gymnasium.registry)
-    lower = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
-    hint = f"did you mean {lower[near[0]]!r}?" if near else str(error)
-    return f"there is no environment {name!r}; {hint} Your own: module:{name}, where importing the module registers it"
+    known = {_without_version(each): each for each in gymnasium.registry}
+    near = difflib.get_close_matches(_without_version(name), known, n=1)
+    meant = ":".join(filter(None, (module, known[near[0]]))) if near else ""
+    hint = f"; did you mean {meant!r}?" if near else "."
+    own = (
+        f"Importing {module} does not register it"
+        if module
+        else f"Your own: module:{name}, where importing the module registers it"
+    )
+    return f"there is no environment {name!r}{hint} {own}"
+
+
+def _without_version(env_id: str) -> str:
+    return re.sub(r"-v\d+$", "", env_id.lower())
 
 
 def _metric(name: str) -> Callable[[DistributionalPPO], float]:

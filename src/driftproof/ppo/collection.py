@@ -108,12 +108,15 @@ def _step_env(env: VecEnv, actions: npt.NDArray[Any], step: int) -> tuple[Any, A
     except Exception as error:
         index = _dead_env(env) if isinstance(env.unwrapped, SubprocVecEnv) else _raising_env(error)
         which = "an environment" if index is None else f"environment {index}"
+        what = str(error) or PROCESS_ENDED
         raise RolloutError(
-            f"{which} raised {type(error).__name__} at step {step} of the rollout: {error}; "
+            f"{which} raised {type(error).__name__} at step {step} of the rollout: {what}; "
             "the agent has learned nothing from this rollout"
         ) from error
 
 
+PROCESS_ENDED = "its process has ended; if it said why, that is above"
+"""What is said of an ``EOFError``, which says nothing."""
 _LOOP_VARIABLES: dict[type, str] = {DummyVecEnv: "env_idx", SyncVectorEnv: "i", AsyncVectorEnv: "index"}
 
 
