@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -136,7 +137,13 @@ def test_names_that_are_taken_are_refused(trained, capsys):
     ("arguments", "problem"),
     [
         (["train"], "give a CONFIG file, or --env ID"),
-        (["train", "nowhere.yaml"], "nowhere.yaml: No such file or directory"),
+        (["train", "CartPole-v1"], "CartPole-v1: there is no such file; an environment is given as --env ID"),
+        (["train", "--env", ""], "--env '' must be a Gymnasium id"),
+        (["train", "--env", "tests.cli.worlds:"], "env.id: 'tests.cli.worlds:' cannot be made"),
+        (["train", "--env", "CartPole-v1", "--runs-dir", __file__], "test_commands.py is a file; give a folder"),
+        (["evaluate", "nowhere", "--attack", "foo"], "--attack 'foo' must be one of"),
+        (["evaluate", "nowhere", "--attack", "mad", "--epsilon", "-1"], "--epsilon -1 must be above 0"),
+        (["infer", "nowhere", "prices.csv", "--output", "signals.txt"], "must end in .csv or .parquet"),
         (["train", "--env", "CartPol-v1"], "env.id: there is no environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
         (["train", "--env", "CartPole-v1", "--set", "ppo.gama=1"], "--set ppo.gama=1: ppo.gama: unknown"),
         (["train", "--env", "CartPole-v1", "--set", "batch_size=60"], "batch_size=60 does not fit"),
@@ -164,6 +171,49 @@ def test_an_environment_that_breaks_is_told(capsys, tmp_path):
     code, _, errors = run("--traceback", "train", "--env", "tests.cli.worlds:Broken-v0", *SMALL, "--runs-dir", tmp_path)
     assert code == 1
     assert 'raise ValueError("the pole has burst")' in errors
+
+
+def test_an_environment_that_breaks_in_evaluation_is_told(trained, capsys):
+    folder, _ = trained
+    line = error(capsys, "evaluate", folder, "--env", "tests.cli.worlds:Broken-v0", "--episodes", 40)
+    assert re.search(r"Broken-v0 broke in evaluation: ValueError in .*worlds.py:\d+: the pole has burst", line)
+    # Processes of environments say themselves why they end, and the command does in its last line.
+    options = ["--env", "tests.cli.worlds:Broken-v0", "--set", "env.vectorization=processes"]
+    code, _, errors = run("evaluate", folder, *options)
+    assert code == 1
+    assert "broke in evaluation: EOFError" in errors.splitlines()[-1]
+
+
+def test_an_agent_does_not_play_where_it_cannot(trained, capsys):
+    folder, _ = trained
+    assert "the agent observes Box(" in error(capsys, "evaluate", folder, "--env", "Pendulum-v1")
+    assert "the agent does Discrete(2)" in error(
+        capsys, "evaluate", folder, "--env", "tests.cli.worlds:ThreeActions-v0"
+    )
+
+
+def test_episodes_that_do_not_end_can_be_left(trained, capsys, monkeypatch):
+    folder, _ = trained
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("driftproof.cli.evaluation.measure", interrupted)
+    options = ["--env", "CartPole-v1", *SMALL, *LIMIT, "--runs-dir", folder.parent, "--name", "endless"]
+    code, _, errors = call(capsys, "train", *options)
+    assert code == 130
+    assert f"trained and saved in {folder.parent / 'endless'}, not evaluated: driftproof evaluate" in errors
+
+
+def test_runs_that_are_not_there_are_told_with_those_that_are(trained, capsys, tmp_path):
+    folder, _ = trained
+    line = error(capsys, "report", folder.name[:-1], "--runs-dir", folder.parent)
+    assert line.endswith(f"did you mean {folder.name!r}?")
+    for number in range(20):
+        (tmp_path / f"run{number:02d}").mkdir()
+        (tmp_path / f"run{number:02d}" / "config.yaml").touch()
+    line = error(capsys, "report", "zzz", "--runs-dir", tmp_path)
+    assert line.endswith("run08, run09, 10 more")
 
 
 def test_a_run_can_go_on_for_longer(capsys, tmp_path):
@@ -265,6 +315,14 @@ def test_warnings_are_one_line(tmp_path):
     assert code == 0
     (line,) = errors.splitlines()
     assert line.startswith("driftproof: warning: perturbation_interval=1 updates are 32 optimizer steps")
+
+
+def test_warnings_of_gymnasium_are_plain_and_said_once(capsys, tmp_path):
+    (tmp_path / "my.yaml").write_text("env: CartPole-v0\npolicy: MlpPolicy\n")
+    code, _, errors = run("config", tmp_path / "my.yaml")
+    assert code == 0
+    (line,) = errors.splitlines()
+    assert line.startswith("driftproof: warning: The environment CartPole-v0 is out of date.")
 
 
 def limited(size):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from driftproof.state import read, write
-from tests.cli.commands import call, run
+from tests.cli.commands import SMALL, call, run
 
 
 @pytest.fixture
@@ -43,6 +43,21 @@ def test_convert_writes_what_an_older_file_holds(tmp_path, capsys):
     assert code == 1
     assert "exists" in errors
     assert call(capsys, "convert", tmp_path / "old.pt", tmp_path / "new.zip", "--overwrite")[0] == 0
+
+
+def test_inspect_takes_a_run(tmp_path, capsys):
+    options = ["--env", "CartPole-v1", *SMALL, "--set", "run.total_timesteps=32", "--set", "run.evaluation_episodes=0"]
+    assert call(capsys, "train", *options, "--runs-dir", tmp_path, "--name", "mine")[0] == 0
+    code, output, _ = call(capsys, "inspect", "mine", "--runs-dir", tmp_path)
+    assert code == 0
+    assert "checkpoint_000000000032.zip" in output
+    assert "intact" in output
+
+
+def test_convert_refuses_what_needs_none(checkpoint, capsys):
+    code, _, errors = call(capsys, "convert", checkpoint, checkpoint.with_name("new.zip"))
+    assert code == 1
+    assert errors == f"driftproof: {checkpoint} has today's format already: there is nothing to convert\n"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no checkpoint"])

@@ -36,6 +36,14 @@ class Broken(CartPoleEnv):
         return super().step(action)
 
 
-for _name, _kind in (("Held-v0", Held), ("Broken-v0", Broken)):
+class ThreeActions(CartPoleEnv):
+    """Has an action that CartPole has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = gymnasium.spaces.Discrete(3)
+
+
+for _name, _kind in (("Held-v0", Held), ("Broken-v0", Broken), ("ThreeActions-v0", ThreeActions)):
     if _name not in gymnasium.registry:
         gymnasium.register(_name, _kind, max_episode_steps=50)

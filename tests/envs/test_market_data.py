@@ -288,3 +288,8 @@ class TestParquet:
         pyarrow.parquet.write_table(empty, tmp_path / "prices.parquet")
         with pytest.raises(MarketDataError, match="has columns, but no rows"):
             load_market_data(tmp_path / "prices.parquet")
+
+
+def test_gaps_longer_than_any_market_are_refused():
+    with pytest.raises(ValueError, match="Invalid max_gap"):
+        load(GOOD, max_gap=1e300)

@@ -39,7 +39,7 @@ class Found:
         from driftproof.config.build import foreign
         from driftproof.ppo import DistributionalPPO
 
-        return DistributionalPPO.load(self.checkpoint, device=device, custom_objects=foreign(self.config()))
+        return DistributionalPPO.load(self.checkpoint, device=device, custom_objects=foreign(self.config()), verbose=0)
 
 
 def find(run: str, runs_dir: Path, member: int | None = None, best: bool = False) -> Found:
@@ -80,6 +80,8 @@ def _checkpoint_of(folder: Path, member: int | None, best: bool) -> Path:
 
     store = CheckpointStore(folder / "checkpoints")
     found: Path | None = store.best() if best else store.latest()
+    if found is None and best and store.latest() is not None:
+        raise CommandError(f"no checkpoint in {folder} is the best: no episode had ended by then; leave out --best")
     if found is None:
         raise CommandError(f"there is no checkpoint in {folder} yet")
     return found

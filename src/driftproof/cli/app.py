@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import threading
 import warnings
@@ -23,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _shows_tracebacks = False
+_warned: set[str] = set()
 
 
 @app.callback(invoke_without_command=True)
@@ -78,4 +80,8 @@ def _show_thread_error(arguments: threading.ExceptHookArgs) -> None:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"driftproof: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    # Gymnasium's are in colour, and begin with a word that is said already.
+    text = " ".join(re.sub(r"\x1b\[\d*m(WARN: )?", "", str(message)).split())
+    if text not in _warned:
+        _warned.add(text)
+        print(f"driftproof: warning: {text}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from driftproof.cli import agents
-from driftproof.cli.errors import CommandError
-from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, use_threads
+from driftproof.cli.errors import CommandError, Stopped
+from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, changes, use_threads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,13 +51,12 @@ def evaluate(
     """Play episodes that training has not seen. With --attack, while what the agent sees is moved."""
     from driftproof.state import read
 
-    if epsilon and not attack:
-        raise CommandError("--epsilon is how far an --attack moves what is seen: give one")
+    _check_attacks(attack or [], epsilon or [])
     found = agents.find(run, runs_dir, member, best)
     if found.folder is None and env is None:
         raise CommandError(f"{run} is not in the folder of a run: give --env, where to play")
-    changes = [*([] if env is None else [f"env.id={env}"]), *(overrides or [])]
-    settings = found.config(changes)
+    changed = changes(env, overrides)
+    settings = found.config(changed)
     use_threads(settings)
     agent = found.load(settings.run.device)
     episodes = episodes or settings.run.evaluation_episodes or 20
@@ -69,10 +69,19 @@ def evaluate(
         name = "evaluation.json"
         typer.echo("\n".join(table(result)))
     # What belongs to a run is what was asked of the run, as it is.
-    in_folder = found.folder / name if found.folder is not None and found.is_run and not changes else None
+    in_folder = found.folder / name if found.folder is not None and found.is_run and not changed else None
     if target := output or in_folder:
         _write(target, result)
         typer.echo(f"written to {target}")
+
+
+def _check_attacks(attacks: list[str], epsilons: list[float]) -> None:
+    if wrong := [name for name in attacks if name not in (*ATTACKS, "all")]:
+        raise CommandError(f"--attack {wrong[0]!r} must be one of {', '.join(ATTACKS)}, or all")
+    if epsilons and not attacks:
+        raise CommandError("--epsilon is how far an --attack moves what is seen: give one")
+    if far := [epsilon for epsilon in epsilons if not 0 < epsilon < math.inf]:
+        raise CommandError(f"--epsilon {far[0]:g} must be above 0")
 
 
 def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: bool) -> None:
@@ -83,9 +92,17 @@ def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: boo
     if target.exists() and not is_new:
         typer.echo(f"{folder} is done: driftproof evaluate {folder} evaluates it again")
         return
-    if settings.run.evaluation_episodes:
+    if episodes := settings.run.evaluation_episodes:
         lasting = None if agent.env is None else lasting_states(agent.env)
-        result = measure(agent, settings, settings.run.evaluation_episodes, lasting=lasting)
+        if not agent.ep_info_buffer:
+            typer.echo("no episode has ended yet; if none does, Ctrl-C: training is saved")
+        try:
+            result = measure(agent, settings, episodes, lasting=lasting)
+        except KeyboardInterrupt:
+            how = "for episodes that do not end, --set env.kwargs.max_episode_steps=1000"
+            raise Stopped(
+                f"trained and saved in {folder}, not evaluated: driftproof evaluate {folder}; {how}"
+            ) from None
         _write(target, result)
         typer.echo("\n".join(table(result)))
     typer.echo(f"done: {folder}")
@@ -110,7 +127,7 @@ def measure(
         lasting: How far the world had drifted in training; it goes on from there.
     """
     first = settings.run.seed + _UNSEEN if seed is None else seed
-    with evaluation_env(settings, episodes) as venv:
+    with evaluation_env(agent, settings, episodes) as venv:
 
         def play(player: Any, seen: VecEnv) -> dict[str, Any]:
             _let_drift(venv, lasting)
@@ -122,15 +139,36 @@ def measure(
 
 
 @contextmanager
-def evaluation_env(settings: Config, episodes: int) -> Iterator[VecEnv]:
-    """Environments to evaluate in, not more than there are episodes."""
+def evaluation_env(agent: DistributionalPPO, settings: Config, episodes: int) -> Iterator[VecEnv]:
+    """Environments to evaluate an agent in, not more than there are episodes.
+
+    Raises:
+        CommandError: It cannot play there.
+    """
+    from driftproof.cli.played import Played
     from driftproof.config import build_env
 
-    venv = build_env(settings, n_envs=min(settings.env.n_envs, episodes), is_evaluation=True)
+    venv = Played(build_env(settings, n_envs=min(settings.env.n_envs, episodes), is_evaluation=True), settings.env.id)
     try:
+        _check_spaces(agent, venv, settings.env.id)
         yield venv
     finally:
         venv.close()
+
+
+def _check_spaces(agent: DistributionalPPO, venv: VecEnv, env_id: str) -> None:
+    """Refuse other shapes and other actions; bounds of observations may differ, as they do when worlds drift."""
+    for what, known, given in (
+        ("observes", agent.observation_space, venv.observation_space),
+        ("does", agent.action_space, venv.action_space),
+    ):
+        if _kind(known) != _kind(given):
+            raise CommandError(f"the agent {what} {known}, and {env_id} has {given}: it cannot play there")
+
+
+def _kind(space: Any) -> tuple[Any, ...]:
+    """What must be the same of two spaces; channels of images are first for an agent, and last elsewhere."""
+    return type(space), sorted(space.shape or ()), getattr(space, "n", None)
 
 
 def _let_drift(venv: VecEnv, lasting: Sequence[Mapping[str, Any]] | None) -> None:
@@ -229,9 +267,7 @@ def _attacked(
     from driftproof.adversarial import evaluate_under_attack
 
     names = list(ATTACKS[:-1]) if "all" in attacks else attacks
-    if wrong := [name for name in names if name not in ATTACKS]:
-        raise CommandError(f"--attack {wrong[0]!r} must be one of {', '.join(ATTACKS)}, or all")
-    with evaluation_env(settings, episodes) as venv:
+    with evaluation_env(agent, settings, episodes) as venv:
         robustness = evaluate_under_attack(
             agent,
             venv,

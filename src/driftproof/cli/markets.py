@@ -44,6 +44,8 @@ def infer(
         raise CommandError("give a file of prices, or --stream to read them from standard input")
     if stream and output is not None:
         raise CommandError("--stream answers on standard output: leave out --output")
+    if output is not None and output.suffix.lower() not in (".csv", ".parquet", ".pq"):
+        raise CommandError(f"--output {output} must end in .csv or .parquet")
     found = agents.find(run, runs_dir, member, best)
     target = output or (found.folder / "signals.csv" if found.folder is not None else Path("signals.csv"))
     options: dict[str, Any] = {"buy": buy, "sell": sell, "deadzone": deadzone, "cvar_alpha": cvar_alpha}
@@ -71,12 +73,8 @@ def _judge(found: agents.Found, data: Any, target: Path, options: dict[str, Any]
 
 
 def _stream(found: agents.Found, options: dict[str, Any], load: dict[str, Any]) -> None:
-    import datetime
-
     from driftproof.signals import stream
 
-    if load["max_gap"] is not None:
-        load["max_gap"] = datetime.timedelta(days=load["max_gap"])
     stream(found.load(), sys.stdin, partial(print, flush=True), source="standard input", **load, **options)
 
 

@@ -13,7 +13,7 @@ from driftproof.cli.options import Agent, Best, Member, RunsDir
 
 
 def report(
-    run: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders or names of runs, side by side.")],
+    run: Annotated[list[str], typer.Argument(metavar="RUN", help="Folders or names of runs, side by side.")],
     output: Annotated[
         Path | None,
         typer.Option("--output", help="Default: report.html in the run's folder, of several in --runs-dir."),

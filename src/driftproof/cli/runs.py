@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from driftproof.config import Config
 
 CONFIG = "config.yaml"
+_SHOWN = 10
+"""Names of runs in a message."""
 
 
 def check_free(runs_dir: Path, name: str | None, command: str) -> None:
@@ -55,6 +58,8 @@ def create(runs_dir: Path, name: str | None, config: Config, command: str) -> Pa
             folder.rmdir()
             raise
     except FileExistsError:
+        if not runs_dir.is_dir():
+            raise CommandError(f"--runs-dir {runs_dir} is a file; give a folder") from None
         raise CommandError(f"{runs_dir / (name or '')} exists: choose another --name, or another --runs-dir") from None
     except OSError as error:
         raise CommandError(
@@ -95,8 +100,15 @@ def find(run: str | Path, runs_dir: Path) -> Path:
     if Path(run).is_dir():
         raise CommandError(f"{run} is not the folder of a run: there is no {CONFIG} in it")
     names = sorted(path.parent.name for path in runs_dir.glob(f"*/{CONFIG}"))
-    there = f"; in {runs_dir} there are {', '.join(names)}" if names else ""
-    raise CommandError(f"there is no run {str(run)!r}{there}")
+    raise CommandError(f"there is no run {str(run)!r}{_instead(str(run), names, runs_dir)}")
+
+
+def _instead(name: str, names: list[str], runs_dir: Path) -> str:
+    """Which run may have been meant, or which there are."""
+    if near := difflib.get_close_matches(name, names, n=1):
+        return f"; did you mean {near[0]!r}?"
+    shown = [*names[:_SHOWN], *([f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])]
+    return f"; in {runs_dir} there are {', '.join(shown)}" if names else ""
 
 
 def read(folder: Path, overrides: list[str] | None, changeable: Collection[str]) -> Config:

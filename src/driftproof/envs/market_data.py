@@ -22,6 +22,8 @@ PRICES = ("open", "high", "low", "close")
 COLUMNS = ("timestamp", *PRICES, "volume")
 """What every file has; the column ``symbol`` is there if it holds more than one market."""
 
+_LONGEST_GAP = 1e6
+"""Days, which is longer than any market."""
 _WEEK: np.timedelta64 = np.timedelta64(7, "D")
 
 
@@ -143,7 +145,7 @@ def _usual_gap(times: Times, steps: npt.NDArray[np.timedelta64]) -> np.timedelta
 
 def _gap(max_gap: float | datetime.timedelta) -> np.timedelta64:
     if not isinstance(max_gap, datetime.timedelta):
-        check_number("max_gap", max_gap, above=0)
+        check_number("max_gap", max_gap, above=0, at_most=_LONGEST_GAP)
         max_gap = datetime.timedelta(days=max_gap)
     gap: np.timedelta64 = np.timedelta64(max_gap)
     return gap

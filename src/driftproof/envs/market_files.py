@@ -238,8 +238,8 @@ def _find(path: Path | str, header: Sequence[str], names: Mapping[str, str]) -> 
         elif name != "symbol" or name in names:
             raise MarketDataError(
                 f"{path}, row 1: there is no column {wanted!r}{nearest(wanted, found)}; there are "
-                f"{', '.join(map(repr, header))}. If it has another name: columns={{{name!r}: ...}}"
-                + ("; values must be separated by commas" if len(header) == 1 else "")
+                f"{', '.join(map(repr, header))}. If it has another name: columns={{{name!r}: ...}}, "
+                f"or --column {name}=..." + ("; values must be separated by commas" if len(header) == 1 else "")
             )
     return places
 

@@ -1,0 +1,45 @@
+"""Environments to evaluate in, whose errors are told in a line."""
+
+from __future__ import annotations
+
+import contextlib
+
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+
+from driftproof.cli.errors import CommandError
+from driftproof.config.build import told
+
+
+class Played(VecEnvWrapper):
+    """Says whose error it is when an environment raises one.
+
+    Args:
+        venv: The environments.
+        env_id: What they are called.
+    """
+
+    def __init__(self, venv: VecEnv, env_id: str) -> None:
+        super().__init__(venv)
+        self._env_id, self._is_broken = env_id, False
+
+    def reset(self) -> VecEnvObs:
+        try:
+            return self.venv.reset()
+        except Exception as error:
+            raise self._broken(error) from error
+
+    def step_wait(self) -> VecEnvStepReturn:
+        try:
+            return self.venv.step_wait()
+        except Exception as error:
+            raise self._broken(error) from error
+
+    def close(self) -> None:
+        # A process that has ended cannot be asked to close, and why it has is on its way already.
+        with contextlib.suppress(*((EOFError, OSError) if self._is_broken else ())):
+            super().close()
+
+    def _broken(self, error: Exception) -> CommandError:
+        self._is_broken = True
+        return CommandError(f"{self._env_id} broke in evaluation: {told(error)}; when that is mended, evaluate again")
