@@ -290,6 +290,6 @@ class TestParquet:
             load_market_data(tmp_path / "prices.parquet")
 
 
-def test_gaps_longer_than_any_market_are_refused():
+def test_gaps_longer_than_any_market_are_refused(load):
     with pytest.raises(ValueError, match="Invalid max_gap"):
         load(GOOD, max_gap=1e300)
