@@ -78,7 +78,7 @@ def test_signals_are_those_of_the_runs_features_in_both_modes(runs, capsys, monk
         (["market", "x.csv", "--stream"], "give a file of prices, or --stream"),
         (["market", "--stream", "--output", "x.csv"], "--stream answers on standard output"),
         (["market", "nowhere.csv"], "nowhere.csv: there is no such file"),
-        (["market", "PRICES", "--output", "x.txt"], "x.txt: must end in .csv or .parquet"),
+        (["market", "PRICES", "--output", "x.txt"], "--output x.txt must end in .csv or .parquet"),
         (["market", "PRICES", "--buy", "-0.9"], "buy"),
         (["market", "PRICES", "--column", "timestamp"], "--column timestamp must be a name of ours"),
         (["market", "PRICES", "--column", "timestamp=Date"], "Date"),
