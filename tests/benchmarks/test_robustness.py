@@ -95,12 +95,9 @@ def test_a_real_run_through_the_file(tmp_path, monkeypatch, capsys):
     )
     monkeypatch.setitem(robustness.TASKS, "pendulum", task)
     monkeypatch.setattr(robustness, "AGENTS", tmp_path / "agents")
-    (run,) = (
-        replace(run, steps=128, adversary_steps=320, episodes=1)
-        for run in robustness.plan(["pendulum"], ["adversarial"], 1)
-    )
+    run = replace(robustness.plan(["pendulum"], 1)[-1], steps=128, adversary_steps=320, episodes=1)
     path = tmp_path / "robustness.json"
-    kept = learning.run_all([run], path, train=robustness.train)["pendulum/adversarial/0"]
+    kept = learning.run_all([run], path, train=robustness.train)["pendulum/robust_kl_coef=0.1/0"]
     attacks = [(r["attack"], r["epsilon"]) for r in kept["robustness"]]
     assert attacks[0] == ("clean", 0.0)
     assert attacks[-1] == ("learned", task.epsilons[-1])
@@ -109,4 +106,4 @@ def test_a_real_run_through_the_file(tmp_path, monkeypatch, capsys):
     agent, speed = robustness.trained(run)
     assert speed == kept["steps_per_second"]
     assert agent.adversary.updates == 2
-    assert json.loads(path.read_text())["pendulum/adversarial/0"] == kept
+    assert json.loads(path.read_text())["pendulum/robust_kl_coef=0.1/0"] == kept
