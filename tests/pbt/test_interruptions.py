@@ -137,6 +137,18 @@ def test_members_of_two_runs_are_kept_apart(tmp_path):
     assert PBTRunner.resume(tmp_path / "first", make_agent).best.num_timesteps == 64
 
 
+def test_a_state_that_names_members_of_another_run_is_refused(tmp_path):
+    """They would be removed as not in use."""
+    PBTRunner(config(checkpoint_dir=tmp_path / "victim"), make_agent, 4, tmp_path / "theirs").run(updates=2)
+    there = sorted((tmp_path / "victim").iterdir())
+    PBTRunner(config(checkpoint_dir=tmp_path / "own"), make_agent, 4, tmp_path / "run").run(updates=2)
+    state = tmp_path / "run" / "population_state.json"
+    state.write_text(state.read_text().replace(str(tmp_path / "own"), str(tmp_path / "victim")))
+    with pytest.raises(RuntimeError, match="holds members of another run"):
+        PBTRunner.resume(tmp_path / "run", make_agent).run()
+    assert sorted((tmp_path / "victim").iterdir()) == there
+
+
 def test_numbers_of_numpy_are_saved(tmp_path):
     counts = config(population_size=np.int64(3), truncation_ratio=np.float32(0.25))
     PBTRunner(counts, make_agent, np.int64(4), tmp_path, seed=np.int32(1)).run(updates=2)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from driftproof.state._atomic import remove_abandoned
 
 _STATE = "population_state.json"
 _MEMBER = re.compile(r"member_\d{4,}_\d{9,}\.zip")
+_MARK = ".run"
+"""Of a run whose members lie elsewhere, in both folders."""
 _VERSION = 2
 
 
@@ -53,7 +56,7 @@ class RunFolder:
         """For this process alone.
 
         Raises:
-            RuntimeError: Another process is at work on the same run.
+            RuntimeError: Another process is at work on the same run, or its members would be among those of another.
         """
         with ExitStack() as stack:
             for folder in {self.path, self.members} if self._is_elsewhere else {self.path}:
@@ -61,6 +64,8 @@ class RunFolder:
                 file = stack.enter_context(open(folder / ".lock", "a"))
                 if not _lock(file.fileno()):
                     raise RuntimeError(f"{folder}: another process is at work on this run; wait for it, or end it")
+            if self._is_elsewhere:
+                self._check_owner()
             for folder in filter(Path.is_dir, (self.path, self.members)):
                 remove_abandoned(folder)
             try:
@@ -69,6 +74,16 @@ class RunFolder:
                 for writer in self._writers.values():
                     writer.close()
                 self._writers.clear()
+
+    def _check_owner(self) -> None:
+        """Both folders hold the same mark: a state that names a folder of somebody else's gets nothing there removed."""
+        marks = [self.path / _MARK, self.members / _MARK]
+        if not self._names():
+            mark = uuid.uuid4().hex.encode()
+            for path in marks:
+                write_atomically(path, [mark])
+        elif not all(path.exists() for path in marks) or marks[0].read_bytes() != marks[1].read_bytes():
+            raise RuntimeError(f"{self.members} holds members of another run than {self.path}")
 
     def read_state(self) -> dict[str, Any]:
         """What :meth:`write_state` wrote last.
