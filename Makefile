@@ -76,6 +76,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/checkpoint.py --quick
 	$(BIN)/python benchmarks/drift.py --quick
 	$(BIN)/python benchmarks/market.py --quick
+	$(BIN)/python benchmarks/pbt.py --quick
 	$(BIN)/python benchmarks/robustness.py --quick
 	$(BIN)/python benchmarks/infer.py --quick
 

@@ -76,7 +76,7 @@ class RunFolder:
                 self._writers.clear()
 
     def _check_owner(self) -> None:
-        """Both folders hold the same mark: a state that names a folder of somebody else's gets nothing there removed."""
+        """Both folders hold the same mark: nothing is removed for a state that names a folder of somebody else."""
         marks = [self.path / _MARK, self.members / _MARK]
         if not self._names():
             mark = uuid.uuid4().hex.encode()
