@@ -260,10 +260,11 @@ def verdict(label: str, plain: Sequence[Returns], own: Sequence[Returns], epsilo
 
     clean, worst = means(("clean", 0.0)), means(("strongest", epsilon))
     gap, own_gap = clean[0] - worst[0], clean[1] - worst[1]
+    ratio = f" ({worst[1] / worst[0]:.2f} times)" if min(worst) > 0 else ""
     text = (
         f"{label} against plain: clean return {clean[1]:.4g} against {clean[0]:.4g} "
         f"({(clean[1] - clean[0]) / abs(clean[0]):+.1%}), under the strongest attack at ε {epsilon:g} {worst[1]:.4g} "
-        f"against {worst[0]:.4g} ({worst[1] / worst[0]:.2f} times); that attack costs {own_gap:.4g} against {gap:.4g} "
+        f"against {worst[0]:.4g}{ratio}; that attack costs {own_gap:.4g} against {gap:.4g} "
         f"({own_gap / gap:.2f} times)."
     )
     common.console.print(text, markup=False)

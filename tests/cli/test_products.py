@@ -46,6 +46,7 @@ def test_reports_are_written_where_runs_are(runs, capsys):
     assert "buy and hold" in (runs / "market" / "report.html").read_text()
     code, output, _ = call(capsys, "report", runs / "market", "pole", "--runs-dir", runs)
     assert output == f"written to {runs}/report.html\n"
+    assert "--output x.pdf must end in .html" in error(capsys, "report", "market", "--output", "x.pdf")
     assert "there is no run 'nowhere'; in" in error(capsys, "report", "nowhere", "--runs-dir", runs)
 
 

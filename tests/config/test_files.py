@@ -78,7 +78,7 @@ def test_unknown_keys_are_refused_with_what_was_meant(text, problem):
         ("ppo: {learning_rate: {kind: linear}}", "my.yaml:1: ppo.learning_rate.start: is missing"),
         ("ppo: 5", "my.yaml:1: ppo: must hold settings by name, not 5"),
         ("optimizer: adamm", "my.yaml:1: optimizer.name: unknown optimizer 'adamm'; did you mean 'adam'?"),
-        ("run: {device: cupa}", "my.yaml:1: run.device: String should match"),
+        ("run: {device: cupa}", "my.yaml:1: run.device: must be auto, cpu, cuda"),
         ("- 1", "my.yaml: must hold settings by name"),
         ("ppo: [1", "my.yaml:1: is not YAML: expected ',' or ']'"),
         ("ppo:\n  gamma: 1\n  gamma: 1", "my.yaml:3: ppo.gamma is in line 2 already"),

@@ -23,6 +23,8 @@ def report(
     """Write one HTML page that shows what runs did. It needs no network."""
     from driftproof.report import write_report
 
+    if output is not None and output.suffix.lower() not in (".html", ".htm"):
+        raise CommandError(f"--output {output} must end in .html: that is what a report is")
     folders = [runs.find(each, runs_dir) for each in run]
     target = output or (folders[0] if len(folders) == 1 else runs_dir) / "report.html"
     try:

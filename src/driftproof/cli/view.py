@@ -38,6 +38,8 @@ _HISTORY = 60
 class Status(Protocol):
     """What there is to show."""
 
+    title: str
+    """Of the run."""
     note: str
     """Shown until the end."""
 
@@ -65,6 +67,8 @@ class Screen:
 
             self._live = Live(get_renderable=self._status.renderable, refresh_per_second=4)
             self._live.start()
+        else:
+            print(f"training in {self._status.title}", flush=True)
         return self
 
     def __exit__(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field, field_validator
 
 from driftproof.config._types import Count, Plain, Section, Share
+
+_DEVICE = r"^(auto|cpu|cuda(:\d+)?)$"
 
 
 class EnvSection(Section):
@@ -110,7 +113,7 @@ class RunSection(Section):
     seed: Count = Field(0, ge=0, description="Of all random numbers.")
     device: str = Field(
         "auto",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        json_schema_extra={"pattern": _DEVICE},
         description="auto (a GPU if there is one), cpu, cuda, or one of several, cuda:1.",
     )
     threads: Count | None = Field(
@@ -128,3 +131,10 @@ class RunSection(Section):
     )
     evaluation_episodes: Count = Field(20, ge=0, description="Played after training. 0: none.")
     stats_window_size: Count = Field(100, ge=1, description="Episodes that are averaged in the log.")
+
+    @field_validator("device")
+    @classmethod
+    def _is_known(cls, device: str) -> str:
+        if not re.search(_DEVICE, device):
+            raise ValueError(f"must be auto, cpu, cuda, or one of several such as cuda:1, not {device!r}")
+        return device
