@@ -96,7 +96,7 @@ WRONG = {
     "too few columns": (["2024-01-02,10.5,12,10,11"], "row 3: has 5 columns, and the header 6"),
     "too many columns": (["2024-01-02,10.5,12,10,11,1,1"], "row 3: has 7 columns, and the header 6"),
     "empty row": (["", *GOOD[1:]], "row 3: is empty; remove it"),
-    "quotes": (['2024-01-02,"10.5,12,10,11,1'], "is not a CSV file"),
+    "quotes": (['2024-01-02,"10.5,12,10,11,1', *GOOD[2:]], "row 3: is not CSV"),
 }
 
 
@@ -136,6 +136,7 @@ def test_rows_far_down_a_file_are_counted_right(tmp_path):
         ("timestamp,open,high,low,close\n", "no column 'volume'"),
         ("timestamp,open,high,low,close,volume,Open\n", "'open' is there more than once"),
         (HEADER.replace(",", ";") + "\n", "separated by commas"),
+        ("\n" + HEADER, "row 1: there is no column 'timestamp'"),
     ],
 )
 def test_wrong_files_are_named(tmp_path, text, message):
@@ -152,7 +153,7 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(MarketDataError, match=r"neither .csv nor .parquet"):
         load_market_data(tmp_path / "prices.xls")
     (tmp_path / "binary.csv").write_bytes(bytes(range(256)))
-    with pytest.raises(MarketDataError, match="is not a CSV file"):
+    with pytest.raises(MarketDataError, match=r"binary.csv, after row 0: is not CSV in UTF-8"):
         load_market_data(tmp_path / "binary.csv")
 
 
@@ -168,6 +169,12 @@ def test_time_zones_are_converted_when_told(load):
     assert [str(time)[11:21] for time in times] == ["07:30:00.5", "14:30:00.5", "08:30:00.5", "09:30:00.5"]
     with pytest.raises(ValueError, match="Invalid timezone: 'Mars'"):
         load(lines, timezone="Mars")
+
+
+@pytest.mark.parametrize("stamp", ["0001-01-01T00:00", "9999-12-31T23:00:00-05:00"])
+def test_times_that_no_calendar_has_in_utc_are_named(load, stamp):
+    with pytest.raises(MarketDataError, match=f"row 3: timestamp '{stamp}': "):
+        load([GOOD[0], f"{stamp},10.5,12,10,11,1"], timezone="Asia/Tokyo")
 
 
 def test_the_hour_that_comes_twice_is_found(load):
@@ -207,6 +214,8 @@ def test_columns_in_memory_are_checked_too():
         from_columns({name: column for name, column in columns.items() if name != "close"}, "mine")
     with pytest.raises(MarketDataError, match=r"timestamp has 2 rows, but \{'low': 1\}"):
         from_columns({**columns, "low": [1]}, "mine")
+    with pytest.raises(MarketDataError, match=r"timestamp has 2 rows, but \{'symbol': 1\}"):
+        from_columns({**columns, "symbol": ["A"]}, "mine")
     with pytest.raises(MarketDataError, match="has no rows"):
         from_columns({name: column[:0] for name, column in columns.items()})
     with pytest.raises(MarketDataError, match="row 2: timestamp is empty"):

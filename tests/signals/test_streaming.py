@@ -98,7 +98,8 @@ MISTAKES = {
     "high below low": ([HEADER, "2024-01-02T09:00:00Z,A,10,9,9,10.5,100"], "input, row 2: high is below open or close"),
     "price of nothing": ([HEADER, "2024-01-02T09:00:00Z,A,10,11,0,10.5,100"], "input, row 2: low is 0; it must be"),
     "no symbol": ([HEADER, "2024-01-02T09:00:00Z,,10,11,9,10.5,100"], "input, row 2: symbol is empty"),
-    "quotes": ([HEADER, '"2024-01-02T09:00:00Z"x,A,10,11,9,10.5,100'], "input: is not CSV"),
+    "quotes": ([HEADER, '"2024-01-02T09:00:00Z"x,A,10,11,9,10.5,100'], "input, row 2: is not CSV"),
+    "empty line first": (["", HEADER, *GOOD], "input, row 1: there is no column 'timestamp'"),
 }
 
 
@@ -108,7 +109,7 @@ def test_mistakes_in_lines_are_named(mistake):
     answers = []
     with pytest.raises(MarketDataError, match=message):
         stream(agent(), lines, answers.append, features=FEATURES)
-    answered = len(lines) - 1 if len(lines) > 1 and mistake != "quotes" else 1
+    answered = len(lines) - 1 if len(lines) > 1 and "row 1:" not in message else 1
     assert len(answers) == answered
 
 
@@ -117,7 +118,7 @@ def test_mistakes_in_files_are_named(mistake, tmp_path):
     lines, message = MISTAKES[mistake]
     path = tmp_path / "prices.csv"
     path.write_text("".join(f"{line}\n" for line in lines))
-    message = message.replace("input", "prices.csv").replace("is not CSV", "is not a CSV file")
+    message = message.replace("input", "prices.csv")
     with pytest.raises(MarketDataError, match=message):
         infer(agent(), path, features=FEATURES)
 

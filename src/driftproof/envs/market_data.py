@@ -196,14 +196,15 @@ def from_columns(
     times = np.asarray(columns["timestamp"]).astype("datetime64[us]")
     if not len(times):
         raise MarketDataError(f"{source}: has no rows")
-    if lengths := {name: len(array) for name, array in arrays.items() if len(array) != len(times)}:
+    named = {"symbol": columns["symbol"]} if "symbol" in columns else {}
+    if lengths := {name: len(array) for name, array in (arrays | named).items() if len(array) != len(times)}:
         raise MarketDataError(f"{source}: timestamp has {len(times)} rows, but {lengths}")
     if np.isnat(times).any():
         i = int(np.argmax(np.isnat(times)))
         raise MarketDataError(f"{source}, row {i + 1 if rows is None else rows[i]}: timestamp is empty")
     rows = np.arange(1, len(times) + 1) if rows is None else rows
     markets = {}
-    for name, which in _by_symbol(columns.get("symbol", [symbol])).items():
+    for name, which in _by_symbol(named.get("symbol", [symbol])).items():
         numbers = {column: array[which] for column, array in arrays.items()}
         bars = Bars(timestamps=times[which], symbol=name, **numbers)
         check_bars(bars, Place(source, rows[which]), max_gap)

@@ -98,54 +98,62 @@ def read_bars(
     zone = None if timezone is None else _zone(timezone)
     limit = 7.0 if max_gap is None else max_gap
     latest: dict[str, tuple[int, Bars]] = {}
-    try:
-        reader = csv.reader(lines, strict=True)
-        header = next(reader, None)
-        if header is None:
-            raise MarketDataError(f"{source}: is empty")
-        header[0] = header[0].removeprefix("\ufeff")  # A mark that some programs begin files with.
-        places = _find(source, header, dict(columns or {}))
-        for row, cells in enumerate(_full_lines(source, reader, len(header)), 2):
-            place = Place(source, np.array([row]))
-            found = {name: _column(name, [cells[i]], place, zone) for name, i in places.items()}
-            name = str(found["symbol"][0]) if "symbol" in found else symbol
-            bar = Bars(found["timestamp"], **{each: found[each] for each in (*PRICES, "volume")}, symbol=name)
-            if name in latest:
-                before, last = latest[name]
-                names = ("timestamps", *PRICES, "volume")
-                pair: dict[str, Any] = {each: np.append(getattr(last, each), getattr(bar, each)) for each in names}
-                check_bars(Bars(**pair), Place(source, np.array([before, row])), limit)
-            else:
-                check_bars(bar, place, limit)
-            latest[name] = row, bar
-            yield bar
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise MarketDataError(f"{source}: is not CSV: {error}") from error
+    records = _records(source, lines)
+    header = next(records, None)
+    if header is None:
+        raise MarketDataError(f"{source}: is empty")
+    header[:1] = [name.removeprefix("\ufeff") for name in header[:1]]  # A mark that some programs begin files with.
+    places = _find(source, header, dict(columns or {}))
+    for row, cells in enumerate(_full_lines(source, records, len(header)), 2):
+        place = Place(source, np.array([row]))
+        found = {name: _column(name, [cells[i]], place, zone) for name, i in places.items()}
+        name = str(found["symbol"][0]) if "symbol" in found else symbol
+        bar = Bars(found["timestamp"], **{each: found[each] for each in (*PRICES, "volume")}, symbol=name)
+        if name in latest:
+            before, last = latest[name]
+            names = ("timestamps", *PRICES, "volume")
+            pair: dict[str, Any] = {each: np.append(getattr(last, each), getattr(bar, each)) for each in names}
+            check_bars(Bars(**pair), Place(source, np.array([before, row])), limit)
+        else:
+            check_bars(bar, place, limit)
+        latest[name] = row, bar
+        yield bar
 
 
 def _read_csv(path: Path, names: Mapping[str, str], zone: ZoneInfo | None) -> tuple[dict[str, Any], Rows]:
     parts: dict[str, list[Any]] = {}
     last = 1
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            header = next(reader, None)
-            if header is None:
-                raise MarketDataError(f"{path}: is empty")
-            places = _find(path, header, names)
-            lines = _full_lines(path, reader, len(header))
-            # A few at a time: text takes many times the memory of numbers.
-            while chunk := list(itertools.islice(lines, 4096)):
-                place = Place(str(path), np.arange(last + 1, last + len(chunk) + 1))
-                cells = list(zip(*chunk, strict=True))
-                for name, i in places.items():
-                    parts.setdefault(name, []).append(_column(name, cells[i], place, zone))
-                last += len(chunk)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise MarketDataError(f"{path}: is not a CSV file: {error}") from error
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        records = _records(path, file)
+        header = next(records, None)
+        if header is None:
+            raise MarketDataError(f"{path}: is empty")
+        places = _find(path, header, names)
+        lines = _full_lines(path, records, len(header))
+        # A few at a time: text takes many times the memory of numbers.
+        while chunk := list(itertools.islice(lines, 4096)):
+            place = Place(str(path), np.arange(last + 1, last + len(chunk) + 1))
+            cells = list(zip(*chunk, strict=True))
+            for name, i in places.items():
+                parts.setdefault(name, []).append(_column(name, cells[i], place, zone))
+            last += len(chunk)
     if not parts:
         raise MarketDataError(f"{path}: has a header, but no rows")
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}, np.arange(2, last + 1)
+
+
+def _records(source: Path | str, lines: Iterable[str]) -> Iterator[list[str]]:
+    """Cells of every line, the header's first."""
+    row = 0
+    try:
+        for cells in csv.reader(lines, strict=True):
+            row += 1
+            yield cells
+    except csv.Error as error:
+        raise MarketDataError(f"{source}, row {row + 1}: is not CSV: {error}") from error
+    except UnicodeDecodeError as error:
+        # Text is decoded some lines ahead.
+        raise MarketDataError(f"{source}, after row {row}: is not CSV in UTF-8: {error}") from error
 
 
 def _full_lines(path: Path | str, lines: Iterable[list[str]], width: int) -> Iterator[list[str]]:
@@ -271,11 +279,11 @@ def _times(stamps: Sequence[str], place: Place, zone: ZoneInfo | None) -> Times:
         if zone is None:
             return np.array([match[1] for match in matches if match is not None], "M8[us]")
         return _local([_parsed(stamp) for stamp in stamps], zone)
-    except ValueError:
+    except (OverflowError, ValueError):
         for i, stamp in enumerate(stamps):
             try:
-                _parsed(stamp)
-            except ValueError as error:
+                _local([_parsed(stamp)], zone or datetime.timezone.utc)
+            except (OverflowError, ValueError) as error:
                 raise place.error(i, f"timestamp {stamp!r}: {error}") from error
         raise
 
@@ -294,7 +302,7 @@ def _parsed(stamp: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(text + offset)
 
 
-def _local(times: Sequence[datetime.datetime], zone: ZoneInfo) -> Times:
+def _local(times: Sequence[datetime.datetime], zone: datetime.tzinfo) -> Times:
     """In UTC, of times in a zone, but for those that say which one they are in."""
     utc = datetime.timezone.utc
     aware = [time if time.tzinfo is not None else time.replace(tzinfo=zone) for time in times]
