@@ -342,6 +342,7 @@ def test_states_of_another_drift_are_refused():
         (Echo(), Dynamics(TWO_PHASES, "aged"), AttributeError, r"did you mean 'age'\?"),
         (Echo(), Dynamics(TWO_PHASES, "action_space"), TypeError, "only numbers"),
         (Echo(), [Dynamics(TWO_PHASES, "age"), Dynamics(TWO_PHASES, "age")], ValueError, "one way only"),
+        (drifting(Echo(), Dynamics(TWO_PHASES, "age")), Dynamics(TWO_PHASES, "age"), ValueError, "one way only"),
     ],
 )
 def test_changes_without_a_place_are_refused(world, spec, error, message):

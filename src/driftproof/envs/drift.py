@@ -59,7 +59,11 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         """What ``info["drift"]`` has, besides the phase."""
         self._names = self.drift_names[len(inside) :]
         self._attributes = [Attributes(env, each) if isinstance(each, Dynamics) else None for each in self.changes]
-        _check_once([name for each in self._attributes if each is not None for name in each.names])
+        deeper = env.get_wrapper_attr("drifting_attributes") if env.has_wrapper_attr("drifting_attributes") else []
+        own = [name for each in self._attributes if each is not None for name in each.names]
+        self.drifting_attributes: list[str] = [*deeper, *own]
+        """What changes about the environment itself, here and in wrappers inside."""
+        _check_once(self.drifting_attributes)
         self._steps, self._episodes = 0, -1
         self._seed: int | None = None
         self._courses: list[Course] = []
