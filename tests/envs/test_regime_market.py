@@ -259,6 +259,33 @@ def test_many_markets_at_once_are_the_same(actions, observe_position):
         assert step.truncated == truncated[0]
 
 
+def test_ruin_is_the_same_in_one_market_and_in_many():
+    options = {"parameters": {"volatility": 0.1, "turbulence": 10.0, "turbulence_duration": 1e9}, **SMALL}
+    options |= {"episode_length": 200, "observe_position": True}
+    env, batch = RegimeMarketEnv(**options), RegimeMarketBatch(1, **options)
+    noise = Noise.draw(np.random.default_rng(np.random.PCG64(0)), batch.rows)
+    batch.reset(Noise(*(torch.tensor(column)[None] for column in noise)))
+    env.reset(seed=0)
+    terminated = False
+    while not terminated:
+        observation, reward, terminated, _, info = env.step([-1.0])
+        step = batch.step(torch.tensor([-1.0]))
+        np.testing.assert_allclose(step.observation[0].numpy(), observation, atol=1e-6)
+        assert step.reward.item() == pytest.approx(reward, abs=1e-6)
+        assert step.info["position"].item() == pytest.approx(info["position"], rel=1e-6)
+        assert step.terminated.item() == terminated
+    assert info["position"] == 0
+
+
+def test_actions_beyond_the_range_are_bounded_in_many_markets():
+    for actions, beyond, within in (("continuous", [-7.0, 7.0], [-1.0, 1.0]), ("discrete", [-1, 5], [0, 2])):
+        batches = [RegimeMarketBatch(2, actions=actions, seed=0, **SMALL) for _ in range(2)]
+        for batch in batches:
+            batch.reset()
+        one, other = (batch.step(torch.tensor(each)) for batch, each in zip(batches, (beyond, within), strict=True))
+        assert torch.equal(one.reward, other.reward)
+
+
 def test_ruin_in_one_of_many_markets():
     batch = RegimeMarketBatch(50, {"volatility": 0.1, "turbulence": 5.0}, 200, seed=1)
     batch.reset()
@@ -287,6 +314,9 @@ def test_many_markets_go_on_where_they_were():
             assert torch.equal(ours.observation, theirs.observation)
             assert torch.equal(ours.reward, theirs.reward)
     assert torch.equal(batch.reset(), other.reset())
+    other.load_state_dict(RegimeMarketBatch(4, seed=0, **SMALL).state_dict())
+    with pytest.raises(RuntimeError, match="no episode has begun"):
+        other.step(torch.ones(4))
 
 
 def test_many_markets_are_all_different():

@@ -111,12 +111,12 @@ class RegimeMarketBatch:
         """Trade in all markets.
 
         Args:
-            actions: ``[N]`` or ``[N, 1]``.
+            actions: ``[N]`` or ``[N, 1]``. Those beyond the range are taken for the nearest within it.
         """
         if not 0 <= self._bar < self.episode_length:
             raise RuntimeError("no episode has begun, or all are over: call reset()")
         target = actions.reshape(self.num_markets).to(self.device, self.dtype)
-        target = target - 1 if self.actions == "discrete" else target.clamp(-1, 1)
+        target = (target - 1 if self.actions == "discrete" else target).clamp(-1, 1)
         target = torch.where(self._ruined, 0.0, target)
         traded = abs(target - self._position)
         growth, self._position = settle(self._position, target, self._changes[:, self._bar], self.cost)
@@ -173,7 +173,7 @@ class RegimeMarketBatch:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from there, on the same kind of device."""
-        self._begun, account = state_dict["begun"], state_dict["account"]
+        self._begun, account, self._bar = state_dict["begun"], state_dict["account"], -1
         if self._begun is not None and account is not None:
             # The markets are the same again if they are drawn with the same numbers.
             self._generator.set_state(self._begun["generator"].cpu())

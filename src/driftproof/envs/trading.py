@@ -112,7 +112,7 @@ class TradingEnv(gymnasium.Env[npt.NDArray[np.float32], Any]):
         reward = math.log(RUIN if ruined else growth)
         self._wealth += reward
         if ruined:
-            self._last = self._bar
+            self._last, self._position = self._bar, 0.0
         info = self._info()
         info["traded"] = traded
         return self._observe(), reward, ruined, not ruined and self._bar == self._last, info
