@@ -183,6 +183,18 @@ def test_ruined_account_begins_anew():
     np.testing.assert_allclose(seen[..., -1], [[0, 0], [-3, -3], [0, -3], [-1, -1]], atol=1e-6)
 
 
+def test_positions_are_observed_within_their_bounds():
+    model = copy.deepcopy(agent(position=True))
+    with torch.no_grad():
+        model.policy.action_head.bias.fill_(-1000.0)  # As much is owed as there is.
+    actor, features = (
+        make_actor(model, MarketView(model, FEATURES), 1),
+        np.zeros((2, 1, len(FEATURES.names)), np.float32),
+    )
+    _, seen = actor.act(features, np.array([[0.0], [0.95]]))
+    assert seen[1, 0, -1] == model.observation_space.low[-1]
+
+
 @given(
     scores=st.lists(st.one_of(st.floats(-1, 1), st.just(np.nan)), min_size=1),
     limits=st.tuples(st.floats(-1, 1), st.floats(-1, 1)).filter(lambda each: each[0] < each[1]),

@@ -11,6 +11,7 @@ import torch
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor
 
+from driftproof.envs.features import LIMIT
 from driftproof.envs.trading import RUIN, settle
 from driftproof.nn.cores import Core, LSTMCore
 from driftproof.nn.policies import DistributionalPolicy
@@ -120,9 +121,9 @@ class PositionActor:
 
 
 def _moved(target: float, change: float) -> float:
-    """The position that a price's change has made of one. An account that is ruined begins anew, without any."""
+    """The position, as observed, that a price's change has made of one. A ruined account begins anew, without any."""
     grown, position = settle(target, target, change, 0.0)
-    return 0.0 if grown <= RUIN else position
+    return 0.0 if grown <= RUIN else min(max(position, -LIMIT), LIMIT)
 
 
 class Critics:
