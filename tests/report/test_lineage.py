@@ -51,6 +51,12 @@ def test_what_was_taken_back_did_not_happen():
     assert takeovers(events) == [events[0], events[3]]
 
 
+def test_a_takeover_from_nobody_is_none():
+    run = run_of([Event("exploit", 1, 4)])
+    assert takeovers(run.events) == []
+    lineage(run, "Lineage", 0)
+
+
 def test_descents_agree_with_the_schedulers(tmp_path):
     run = read_run(write_population(tmp_path / "run", members=8, updates=20), "run")
     taken = takeovers(read_events(tmp_path / "run" / "population.json"))

@@ -185,6 +185,12 @@ def test_numbers_that_are_none_leave_gaps(tmp_path):
     assert_valid(write_report([path], tmp_path / "report.html"))
 
 
+def test_steps_may_be_beyond_any_counter(tmp_path):
+    path = write_agent(tmp_path / "run", updates=2)
+    (path / "metrics.jsonl").write_text(json.dumps({"member": 0, "step": 10**30, "rollout/ep_rew_mean": 1.0}))
+    assert_valid(write_report([path], tmp_path / "report.html"))
+
+
 def test_failures_are_listed(tmp_path):
     path = write_population(tmp_path / "run")
     append_events(path / "population.json", [Event("restart", 2, 4, detail="the world broke")] * 3)

@@ -113,6 +113,8 @@ class TestDamage:
         ("name", "content", "match"),
         [
             ("config.yaml", "a: [1", "config.yaml cannot be read"),
+            ("config.yaml", "a: &a {b: *a}", "config.yaml cannot be read: Circular reference"),
+            ("config.yaml", "a: " + "[" * 3000, "config.yaml cannot be read: maximum recursion"),
             ("config.yaml", "- 1", "config.yaml cannot be read: it is not a mapping"),
             ("population.json", "{}", "population.json is not a record of a population"),
             (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -210,7 +211,7 @@ def spans_decades(values: npt.ArrayLike) -> bool:
 
 def number(x: float | None, digits: int = 4) -> str:
     """For people: so many digits, or all of a whole number."""
-    if x is None or not np.isfinite(x):
+    if x is None or not math.isfinite(x):
         return "–"
     if float(x).is_integer() and abs(x) < 1e15:
         return f"{int(x):,}"

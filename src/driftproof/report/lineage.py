@@ -40,7 +40,7 @@ def takeovers(events: Sequence[Event]) -> list[Event]:
     """Those by which a member really became another: they were not taken back."""
     taken: list[Event] = []
     for event in events:
-        if event.kind in ("exploit", "replace"):
+        if event.kind in ("exploit", "replace") and event.donor is not None:
             taken.append(event)
         elif event.kind == "undo":
             undone = next((i for i in reversed(range(len(taken))) if taken[i].member == event.member), None)

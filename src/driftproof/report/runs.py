@@ -207,7 +207,7 @@ def _read(path: Path, parse: Callable[[str], T]) -> T | None:
         return parse(path.read_text(encoding="utf-8"))
     except KeyError as error:
         raise ValueError(f"{path} cannot be read: there is no {error}") from error
-    except (AttributeError, TypeError, ValueError, yaml.YAMLError) as error:
+    except (AttributeError, RecursionError, TypeError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
@@ -215,6 +215,7 @@ def _config(text: str) -> dict[str, Any]:
     config = yaml.safe_load(text)
     if not isinstance(config, dict):
         raise ValueError("it is not a mapping of names to values")
+    json.dumps(config, default=str, skipkeys=True)  # Raises if something in it contains itself.
     return config
 
 
