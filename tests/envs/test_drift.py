@@ -82,6 +82,20 @@ def test_drift_in_drift_adds_up():
     assert seen[-1][2] == {"phase": 2, "reward_scale": 2, "reward_scale_2": 10}
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+def test_every_change_goes_its_own_way(seed):
+    """Also those of wrappers in wrappers, which are what one wrapper with all of them would be."""
+    walks = [ObservationShift(RandomWalk(0, 1, 0.1), indices=[i]) for i in (0, 1)]
+    noises = [ObservationNoise(Gradual(1, 1, 1), indices=[i]) for i in (2, 3)]
+    inside, outside = [walks[0], noises[0]], [walks[1], noises[1]]
+    together = observed(drifting(Echo(), [*inside, *outside], seed), 20)
+    nested = observed(drifting(drifting(Echo(), inside, seed), outside, seed), 20)
+    np.testing.assert_array_equal(nested, together)
+    changes = together - [1, 2, 3, 4]
+    for one, other in ((0, 1), (2, 3)):
+        assert not np.allclose(changes[1:, one], changes[1:, other])
+
+
 def test_observations_are_scaled_and_shifted():
     env = drifting(Echo(), [ObservationScale(TWO_PHASES), ObservationShift(Gradual(0, 5, over=5), indices=[1, 3])])
     assert observed(env, 6).tolist() == [
@@ -306,7 +320,7 @@ def test_a_state_goes_on_where_it_was(seed):
 
 
 def test_drift_goes_on_without_an_environment_that_can():
-    env, other = (drifting("CartPole-v1", STATEFUL) for _ in range(2))
+    env, other = (drifting(drifting("CartPole-v1", STATEFUL), RewardScale(TWO_PHASES)) for _ in range(2))
     assert not env.continues
     play(env, 40, action=0)
     state = env.state_dict()

@@ -234,6 +234,17 @@ def test_markets_themselves_can_drift():
     assert np.std(env.unwrapped._changes) > 5 * spreads[0]
 
 
+def test_an_episode_is_of_the_market_of_its_own_time():
+    schedule = Sudden(every=1, values=[1, 10], unit="episodes")
+    env = drifting(RegimeMarketEnv(**SMALL), Dynamics(schedule, "parameters.volatility"))
+    for factor in (1, 10, 1):
+        _, info = env.reset(seed=0)
+        assert info["drift"]["dynamics.parameters.volatility"] == factor
+        calm = RegimeMarketEnv({"volatility": 0.01 * factor}, **SMALL)
+        calm.reset(seed=0)
+        assert env.unwrapped._changes == calm._changes
+
+
 @pytest.mark.parametrize("actions", ["continuous", "discrete"])
 @pytest.mark.parametrize("observe_position", [False, True])
 def test_many_markets_at_once_are_the_same(actions, observe_position):

@@ -100,6 +100,16 @@ def test_signals_are_what_the_agent_does_in_the_market(kind):
         np.testing.assert_allclose(signals.cvar[before:], worst, atol=1e-6)
 
 
+def test_positions_are_normalised_as_the_agent_does_it():
+    model = agent(position=True, normalised=True)
+    view, observation = MarketView(model, FEATURES), np.zeros((5, len(FEATURES.names) + 1), np.float32)
+    observation[:, -1] = [-10, -1, 0, 0.3, 10]
+    expected = model.normalizer.normalize(observation)[:, -1]
+    assert np.abs(expected).max() == 2
+    found = [view.normalised_position(position) for position in observation[:, -1].tolist()]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("position", [False, True])
 def test_score_of_choices_is_how_much_more_probable_buying_is(position):
     model, bars = agent(actions="discrete", position=position), market()

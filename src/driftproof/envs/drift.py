@@ -156,8 +156,10 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
 
     def _begin(self, seed: int) -> None:
         self._seed = seed
-        self._courses = [Course(each.schedule, (seed, i)) for i, each in enumerate(self.changes)]
-        self._dice = [Dice((seed, i)) for i in range(len(self.changes))]
+        # Counted on from changes of wrappers inside, which have the same seed and must not drift alike.
+        numbers = range(len(self.drift_names) - len(self._names), len(self.drift_names))
+        self._courses = [Course(each.schedule, (seed, i)) for i, each in zip(numbers, self.changes, strict=True)]
+        self._dice = [Dice((seed, i)) for i in numbers]
         running = list(zip(self.changes, self._courses, self._dice, strict=True))
         self._acting = [(each, course, dice) for each, course, dice in running if isinstance(each, ActionChange)]
         self._observing = [
