@@ -128,6 +128,8 @@ def test_a_random_walk_moves_by_its_deviation_and_visits_its_whole_range():
     assert seen[0] == 0.2
     steps = [b - a for a, b in itertools.pairwise(seen) if 0.4 < a < 0.6]
     assert math.sqrt(sum(step**2 for step in steps) / len(steps)) == pytest.approx(0.1, rel=0.1)
+    # At an end it turns round, and does not appear at the other one.
+    assert max(abs(b - a) for a, b in itertools.pairwise(seen)) < 0.5
     assert min(seen) < 0.02
     assert max(seen) > 0.98
     assert sum(seen) / len(seen) == pytest.approx(0.5, abs=0.1)

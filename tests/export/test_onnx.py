@@ -166,14 +166,15 @@ def test_file_tells_what_it_is(path):
     assert json.loads(metadata["driftproof.quantile_levels"])[0] == 1 / 64
 
 
+@pytest.mark.parametrize("wrong", [1e-3, np.nan])
 @pytest.mark.parametrize(
     ("name", "outputs"), [("action_head.bias", "probabilities"), ("critics.1.head.linear.bias", "quantiles")]
 )
-def test_file_that_differs_is_not_written(model, path, tmp_path, monkeypatch, name, outputs):
+def test_file_that_differs_is_not_written(model, path, tmp_path, monkeypatch, name, outputs, wrong):
     proto = onnx.load(path)
     bias = next(x for x in proto.graph.initializer if x.name.endswith(name))
     numbers = onnx.numpy_helper.to_array(bias).copy()
-    numbers[0] += 1e-3
+    numbers[0] += wrong
     bias.CopyFrom(onnx.numpy_helper.from_array(numbers, bias.name))
     monkeypatch.setattr(onnx_file, "_convert", lambda *_: proto.SerializeToString())
     with pytest.raises(ExportError, match=rf"differs from the agent by .* in '{outputs}', at step 0"):

@@ -18,6 +18,7 @@ from driftproof.report import write_report
 from driftproof.report.charts import label
 from tests.pbt.populations import config, make_agent
 from tests.report.folders import (
+    HOSTILE,
     STEPS,
     figure,
     figures,
@@ -49,6 +50,16 @@ def assert_valid(page):
         plain = json.loads(text)
         go.Figure(plain["data"], plain["layout"])
         assert len(plain["chosenBy"]) == (len(plain["data"]) if plain["choices"] else 0)
+
+
+def shown(part):
+    """All texts of a figure that plotly draws."""
+    if isinstance(part, dict):
+        hidden = ("legendgroup", "choices", "hovertemplate")
+        return [text for key, value in part.items() if key not in hidden for text in shown(value)]
+    if isinstance(part, list):
+        return [text for value in part for text in shown(value)]
+    return [part] if isinstance(part, str) else []
 
 
 def test_a_trained_population(trained, tmp_path):
@@ -227,9 +238,15 @@ def test_the_summary_tells_the_main_things(tmp_path):
 
 
 class TestHostile:
-    def test_nothing_is_taken_for_markup(self, tmp_path):
-        path = write_hostile(tmp_path / "<script>alert(1)<")
-        page = write_report([path], tmp_path / "report.html")
+    @pytest.mark.parametrize("runs", [1, 2])
+    def test_nothing_is_taken_for_markup(self, tmp_path, runs):
+        paths = [write_hostile(tmp_path / f"<script>alert({i})<") for i in range(runs)]
+        for path in paths:
+            settings = json.loads((path / "config.yaml").read_text())
+            (path / "config.yaml").write_text(json.dumps({**settings, "different": path.name}))
+            (path / "checkpoints").mkdir()
+            (path / "checkpoints" / "checkpoint_1.zip").write_bytes(b"no zip, which is noted with the name of the run")
+        page = write_report(paths, tmp_path / "report.html")
         text = page.read_text()
         assert text.count("<script") == text.count("</script>") == 3
         for wrong in ("<img src=x", "<svg onload", "<a href='javascript", "<script>window", "<script>alert"):
@@ -237,8 +254,12 @@ class TestHostile:
         assert_valid(page)
 
     def test_charts_show_names_as_they_are(self, tmp_path):
-        page = write_report([write_hostile(tmp_path / "run")], tmp_path / "report.html")
+        path = write_hostile(tmp_path / "run")
+        numbers = dict.fromkeys(HOSTILE, 1.0)
+        append_events(path / "population.json", [Event("explore", 2, 4, hyperparams=numbers)])
+        page = write_report([path], tmp_path / "report.html")
         for drawn in figures(page):
+            assert not [text for text in shown(drawn) if re.search("<(?!br>)", text)]
             for trace in drawn["data"]:
                 assert "<" not in trace.get("name", "")
                 assert not re.search("<(?!br>)", str(trace.get("text", "")))
