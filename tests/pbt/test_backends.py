@@ -5,8 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -224,6 +227,72 @@ def test_a_process_that_dies_is_missed_though_its_children_live(tmp_path):
     assert "SIGKILL" in failure.reason
 
 
+def test_nobody_waits_for_a_process_to_start_and_none_is_started_for_nothing():
+    backend = ProcessBackend(1)
+    backend.start(work())
+    assert backend.pids == []
+    try:
+        backend.submit(Order(0, 1, hyperparams(), restore=bytes(10_000_000)))  # more than fits in between
+        assert not backend._workers[0].connection.poll(), "it was waited for"
+        assert backend.training() == {0}
+        failure = backend.wait()
+        assert (failure.member, failure.lost) == (0, (0,))
+        assert "CheckpointError" in failure.reason
+        os.kill(backend.pids[0], signal.SIGKILL)
+        failure = backend.wait()
+        assert (failure.member, failure.lost) == (None, (0, 1))
+        assert backend.pids == []
+    finally:
+        backend.close()
+
+
+SCRIPT = """
+import sys
+from functools import partial
+from driftproof.pbt import PBTRunner, ProcessBackend
+from tests.pbt import populations
+
+def make(first, member):
+    return populations.make_agent(first + member)
+
+def run():
+    local = 10
+    make_agent = partial(lambda first, member: make(local + first, member), 0)
+    metric = lambda agent: float(agent.seed)
+    backend = ProcessBackend(1, threads=1)
+    config = populations.config(population_size=2)
+    runner = PBTRunner(config, make_agent, 1, sys.argv[1], metric=metric, backend=backend, max_restarts=0)
+    runner.run()
+    print([member.performance for member in runner.scheduler.members])
+
+"""
+
+
+def run_script(tmp_path, end):
+    (tmp_path / "script.py").write_text(SCRIPT + end)
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, tmp_path / "script.py", tmp_path / "run"],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_script_may_make_agents_by_functions_of_its_own(tmp_path):
+    done = run_script(tmp_path, 'if __name__ == "__main__":\n    run()\n')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[20.0, 21.0]\n"
+
+
+def test_a_script_that_processes_would_run_again_is_told_so(tmp_path):
+    done = run_script(tmp_path, "run()\n")
+    assert done.returncode == 1
+    assert "ended with exit code 1 before it could begin" in done.stderr
+    assert 'if __name__ == "__main__":' in done.stderr.splitlines()[-1]
+
+
 def test_signals_without_a_name_are_told_too():
     assert backends._end(-signal.SIGKILL) == "was killed by SIGKILL"
     assert backends._end(-(signal.SIGRTMIN + 1)) == f"was killed by signal {signal.SIGRTMIN + 1}"
@@ -247,6 +316,21 @@ def test_environments_of_a_member_that_cannot_be_restored_are_closed():
     failure = host.carry_out(Order(0, 1, hyperparams(), restore=b"no checkpoint"))
     assert isinstance(failure, Failure)
     assert len(closed) == 2
+    # Nor do those stay open that belong to what a state replaces.
+    report = host.carry_out(Order(0, 1, hyperparams()))
+    again = host.carry_out(Order(0, 1, hyperparams(), restore=report.state))
+    assert again.updates == 2
+    assert len(closed) == 4
+
+
+def test_a_clone_has_nothing_to_go_on_with_but_what_it_takes_over():
+    host = Host(work())
+    failure = host.carry_out(Order(0, 1, hyperparams(), start_at=1, donor=b"no checkpoint"))
+    assert isinstance(failure, Failure)
+    report = host.carry_out(Order(0, 1, hyperparams(), donor=b"no checkpoint"))
+    assert "CheckpointError" in report.not_taken_over
+    clone = host.carry_out(Order(1, 1, hyperparams(), start_at=2, donor=report.state))
+    assert (clone.updates, clone.not_taken_over) == (3, None)
 
 
 class LogMuch(BaseCallback):

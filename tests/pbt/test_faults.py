@@ -76,7 +76,7 @@ def test_a_member_that_always_raises_becomes_a_clone(tmp_path):
     runner = PBTRunner(config(), Broken(tmp_path), 6, tmp_path / "run", max_restarts=2)
     runner.run(updates=2)
     (tmp_path / "1").touch()
-    recover = runner._recover
+    recover, order, starts = runner._recover, runner._order, []
 
     def mending(failure):
         result = recover(failure)
@@ -84,8 +84,14 @@ def test_a_member_that_always_raises_becomes_a_clone(tmp_path):
             (tmp_path / "1").unlink()
         return result
 
-    runner._recover = mending
+    def noting(member):
+        given = order(member)
+        starts.append(given.start_at)
+        return given
+
+    runner._recover, runner._order = mending, noting
     runner.run()
+    assert [start for start in starts if start is not None] == [2], "a clone begins anew once"
     assert runner.updates == [6, 6, 6]
     assert len(kinds(runner, "restart")) == 3
     (event,) = kinds(runner, "replace")
@@ -93,6 +99,15 @@ def test_a_member_that_always_raises_becomes_a_clone(tmp_path):
     assert event.donor != 1
     assert runner.scheduler.members[1].lineage[-1][1] is not None
     assert runner.load_member(1).num_timesteps == 6 * 32
+
+
+def test_only_failures_in_a_row_count(tmp_path):
+    runner = PBTRunner(config(population_size=2), Broken(tmp_path), 6, tmp_path / "run", max_restarts=1)
+    for updates in (2, 4, 6):
+        (tmp_path / "1.once").touch()
+        runner.run(updates)
+    assert len(kinds(runner, "restart")) == 3
+    assert not kinds(runner, "replace")
 
 
 def test_a_member_that_fails_as_a_clone_too_ends_the_run(tmp_path):
@@ -112,7 +127,9 @@ def test_nobody_to_clone(tmp_path):
     for member in range(3):
         (tmp_path / str(member)).touch()
     runner = PBTRunner(config(), Broken(tmp_path), 4, tmp_path / "run")
-    with pytest.raises(RuntimeError, match=r"(?s)member 0 failed 4 times in a row, and.*world of 0 is broken"):
+    with pytest.raises(
+        RuntimeError, match=r"(?s)^member 0 cannot be replaced.* it failed 4 times.*world of 0 is broken"
+    ):
         runner.run()
 
 

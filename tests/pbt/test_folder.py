@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -18,6 +20,8 @@ def test_every_member_has_its_metrics(tmp_path):
     runner.run()
     metrics = read_metrics(tmp_path / "metrics.jsonl")
     assert set(metrics) == {None, 0, 1, 2}
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == sum(map(len, metrics.values())), "something is logged twice"
     for member in range(3):
         assert [row["step"] for row in metrics[member]] == [32 * update for update in range(1, 7)]
         assert {"vgs/scaling_factor", "train/learning_rate", "rollout/ep_rew_mean"} <= set(metrics[member][-1])
@@ -73,6 +77,26 @@ def test_a_state_that_cannot_be_read_is_refused(tmp_path):
     (tmp_path / "population_state.json").write_text('{"version": 2, "seed"')
     with pytest.raises(ValueError, match=r"population_state\.json cannot be read"):
         PBTRunner.resume(tmp_path, make_agent)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_process_does_not_keep_a_run_locked(tmp_path):
+    """As of environments that outlive the process that made them."""
+    is_there, tell = os.pipe()
+    with RunFolder(tmp_path).locked():
+        pid = os.fork()
+        if pid == 0:
+            os.write(tell, b".")
+            signal.pause()
+        os.read(is_there, 1)
+        with pytest.raises(RuntimeError, match="another process is at work"), RunFolder(tmp_path).locked():
+            pass
+    try:
+        with RunFolder(tmp_path).locked():
+            pass
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def test_other_files_are_left_alone(tmp_path):

@@ -122,6 +122,17 @@ def test_slices_are_one_training():
     assert sliced.updates == 6
 
 
+def test_a_new_agent_goes_on_in_the_middle_of_a_training():
+    late = trainee(0, 20, learning_rate=Linear(1e-3))
+    late.count_from(15)
+    assert late.updates == 15
+    assert late.agent._current_progress_remaining == 0.25
+    assert late.agent.hyperparams.current("learning_rate") == pytest.approx(2.5e-4)
+    late.train(1)
+    assert late.updates == 16
+    assert late.agent.policy.optimizer.param_groups[0]["lr"] == pytest.approx(2e-4)
+
+
 def test_a_legacy_policy_is_taken_over_without_moments():
     donor, weak = trainee(0), trainee(1)
     donor.train(2)

@@ -117,6 +117,7 @@ def test_members_go_by_id_or_themselves():
         (10, 0.2, {8, 9}, {0, 1}),
         (10, 0.5, {5, 6, 7, 8, 9}, {0, 1, 2, 3, 4}),
         (11, 0.3, {8, 9, 10}, {0, 1, 2}),
+        (100, 0.29, set(range(71, 100)), set(range(29))),  # 0.29 * 100 is 28.999999999999996
     ],
 )
 @pytest.mark.parametrize("mode", ["max", "min"])

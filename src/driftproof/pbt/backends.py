@@ -81,8 +81,9 @@ class InlineBackend:
 class ProcessBackend:
     """Members in processes of this machine, which have nothing in common.
 
-    A process has ``member % workers`` in its care and trains them in turn. The machine's cores are divided among the
-    processes, for torch threads of two that are on one core stall each other.
+    A process has ``member % workers`` in its care and trains them in turn. It is started, also again after it has died,
+    when there is something to do for it. The machine's cores are divided among the processes, for torch threads of two
+    that are on one core stall each other.
 
     Args:
         workers: Processes. ``None``: as many as there are cores, and not more than members.
@@ -94,58 +95,68 @@ class ProcessBackend:
             if count is not None:
                 check_count(name, count, at_least=1)
         self.workers, self.threads = workers, threads
-        self._workers: list[_Worker] = []
+        self._workers: dict[int, _Worker] = {}
 
     def start(self, work: Work) -> None:
-        count = min(self.workers or _cores(), work.members)
-        self._work, self._threads = work, self.threads or max(1, _cores() // count)
-        self._workers = []
-        with left_to_this_process():  # Also: an interruption waits until all are there to be closed.
-            for _ in range(count):
-                self._workers.append(_Worker(work, self._threads))
+        self._work, self._count = work, min(self.workers or _cores(), work.members)
+        self._threads = self.threads or max(1, _cores() // self._count)
+        self._workers = {}
+        self._holds = False
 
     @property
     def pids(self) -> list[int | None]:
         """Of the processes."""
-        return [worker.process.pid for worker in self._workers]
+        return [worker.process.pid for worker in self._workers.values()]
 
     def submit(self, order: Order) -> None:
-        self._workers[order.member % len(self._workers)].submit(order)
+        place = order.member % self._count
+        if place not in self._workers:
+            with left_to_this_process():  # Also: an interruption waits until it is there to be closed.
+                self._workers[place] = _Worker(self._work, self._threads)
+            self._workers[place].holds = self._holds
+        self._workers[place].submit(order)
 
     def wait(self) -> Report | Failure:
-        by_connection = {worker.connection: worker for worker in self._workers}
-        worker = by_connection[wait(list(by_connection))[0]]  # type: ignore[index]
-        try:
-            return worker.receive()
-        except (EOFError, OSError):
-            return self._replace(worker)
+        result = None
+        while result is None:
+            places = {worker.connection: place for place, worker in self._workers.items()}
+            place = places[wait(list(places))[0]]  # type: ignore[index]
+            try:
+                result = self._workers[place].receive()
+            except (EOFError, OSError):
+                result = self._bury(place)
+        return result
 
     def hold(self) -> None:
-        for worker in self._workers:
+        self._holds = True
+        for worker in list(self._workers.values()):
             worker.holds = True
 
     def training(self) -> set[int]:
-        return {worker.busy_with for worker in self._workers if worker.busy_with is not None}
+        return {worker.busy_with for worker in self._workers.values() if worker.busy_with is not None}
 
     def release(self, member: int) -> None:
         pass
 
     def close(self) -> None:
         # First tell all, so that whoever is idle ends even if this is interrupted.
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.connection.close()
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.end()
 
-    def _replace(self, dead: _Worker) -> Failure:
-        """A new process for one that has died, with it all members in its care."""
-        place = self._workers.index(dead)
+    def _bury(self, place: int) -> Failure:
+        """A process has died, with it all members in its care."""
+        dead = self._workers.pop(place)
         dead.process.join()
-        with left_to_this_process():
-            self._workers[place] = _Worker(self._work, self._threads)
-        self._workers[place].holds = dead.holds
-        lost = tuple(range(place, self._work.members, len(self._workers)))
-        return Failure(dead.busy_with, lost, f"its process {dead.process.pid} {_end(dead.process.exitcode)}")
+        lost = tuple(range(place, self._work.members, self._count))
+        reason = f"its process {dead.process.pid} {_end(dead.process.exitcode)}"
+        if not dead.is_ready and dead.process.exitcode == 1:
+            reason += (
+                " before it could begin, as it does if make_agent needs what is not there, or if a script has no "
+                'if __name__ == "__main__": around what it runs'
+            )
+        return Failure(dead.busy_with, lost, reason)
 
 
 class _Worker:
@@ -157,18 +168,28 @@ class _Worker:
         self.process: BaseProcess = context.Process(target=_serve, args=(other, CloudpickleWrapper(work), threads))
         self.process.start()
         other.close()
-        self.busy_with: int | None = None
-        self.holds = False
+        self.is_ready = self.holds = False
         self._orders: deque[Order] = deque()
+        self._current: Order | None = None
+
+    @property
+    def busy_with(self) -> int | None:
+        """Whose order it carries out."""
+        return None if self._current is None else self._current.member
 
     def submit(self, order: Order) -> None:
         self._orders.append(order)
-        self._send_next()
+        self._begin_next()
 
-    def receive(self) -> Report | Failure:
-        result: Report | Failure = self.connection.recv()
-        self.busy_with = None
-        self._send_next()
+    def receive(self) -> Report | Failure | None:
+        """What came of an order; ``None``: it is ready for the first."""
+        result: Report | Failure | None = self.connection.recv()
+        if result is None:
+            self.is_ready = True
+            self._send()
+        else:
+            self._current = None
+            self._begin_next()
         return result
 
     def end(self) -> None:
@@ -180,14 +201,19 @@ class _Worker:
         self.process.kill()
         self.process.join()
 
-    def _send_next(self) -> None:
-        if self.holds or self.busy_with is not None or not self._orders:
+    def _begin_next(self) -> None:
+        if self.holds or self._current is not None or not self._orders:
             return
-        order = self._orders.popleft()
-        self.busy_with = order.member
+        self._current = self._orders.popleft()
+        self._send()
+
+    def _send(self) -> None:
+        # One that does not listen yet would have everybody wait until it has taken all of a large order.
+        if self._current is None or not self.is_ready:
+            return
         # If it has died, whoever receives from it will see.
         with contextlib.suppress(OSError):
-            self.connection.send(order)
+            self.connection.send(self._current)
 
 
 def _serve(connection: Connection, work: CloudpickleWrapper, threads: int) -> None:
@@ -200,6 +226,7 @@ def _serve(connection: Connection, work: CloudpickleWrapper, threads: int) -> No
     torch.set_num_threads(threads)
     host = Host(work.var)
     try:
+        connection.send(None)
         while True:
             connection.send(host.carry_out(connection.recv()))
     except (EOFError, OSError):

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from driftproof.pbt.records import Event, write_events
 from driftproof.pbt.work import Row
@@ -62,6 +62,8 @@ class RunFolder:
             for folder in {self.path, self.members} if self._is_elsewhere else {self.path}:
                 folder.mkdir(parents=True, exist_ok=True)
                 file = stack.enter_context(open(folder / ".lock", "a"))
+                _locks.add(file)
+                stack.callback(_locks.discard, file)
                 if not _lock(file.fileno()):
                     raise RuntimeError(f"{folder}: another process is at work on this run; wait for it, or end it")
             if self._is_elsewhere:
@@ -76,7 +78,7 @@ class RunFolder:
                 self._writers.clear()
 
     def _check_owner(self) -> None:
-        """Both folders hold the same mark: nothing is removed for a state that names a folder of somebody else."""
+        """Both folders hold the same mark: a state that names somebody else's folder gets nothing there removed."""
         marks = [self.path / _MARK, self.members / _MARK]
         if not self._names():
             mark = uuid.uuid4().hex.encode()
@@ -207,6 +209,21 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[int | None, list[Row]]:
 def _plain(value: Any) -> Any:
     """NumPy's numbers and paths as JSON has them."""
     return value.item() if hasattr(value, "item") else os.fspath(value)
+
+
+_locks: set[IO[str]] = set()
+"""Files that this process has locked, or tries to."""
+
+
+def _leave_locks() -> None:
+    """In a forked process, as environments may be, which would keep a run locked after its own is gone."""
+    for file in _locks:
+        file.close()
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_locks)
 
 
 def _lock(descriptor: int) -> bool:

@@ -363,7 +363,7 @@ class PBTRunner:
         try:
             place.donor, place.hyperparams, _ = self.scheduler.replace(member)
         except RuntimeError as error:
-            raise RuntimeError(f"member {member} failed {tries} times in a row, and {error}:\n{reason}") from None
+            raise RuntimeError(f"{error}, and it failed {tries} times in a row:\n{reason}") from None
         place.is_anew = True
 
     def _note(self, kind: Literal["restart"], member: int, detail: str) -> None:

@@ -361,7 +361,7 @@ class PBTScheduler:
         return member.tries >= self.config.ready_check_max_wait and reported >= self.config.min_ready_members
 
     def _truncated(self, count: int) -> int:
-        return max(1, int(count * self.config.truncation_ratio))
+        return max(1, int(count * self.config.truncation_ratio + 1e-9))
 
     def _donors(self, member: PopulationMember) -> list[int]:
         """From whom a member may take over; nobody if it goes on by itself."""
