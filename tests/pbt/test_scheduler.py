@@ -136,10 +136,10 @@ def test_the_worst_take_over_from_the_best(size, ratio, takers, donors, mode):
 @pytest.mark.parametrize("mode", ["max", "min"])
 @pytest.mark.parametrize("bad", [NAN, None, math.inf, -math.inf], ids=repr)
 def test_what_is_no_number_is_worst_and_never_best(method, mode, bad):
-    exploited = 0
+    exploited, poor = 0, -1e300 if mode == "max" else 1e300
     for seed in range(20):
         scheduler = population(4, seed, exploit_method=method, metric_mode=mode)
-        report(scheduler, [bad, 1.0, 1.0, bad])
+        report(scheduler, [bad, poor, poor, bad])
         assert scheduler.ranking() == [1, 2, 0, 3]
         taken = decide(scheduler)
         assert set(taken) <= {0, 3}
@@ -350,6 +350,14 @@ def test_on_the_tenth_try_fewer_members_are_enough(wait):
     assert tries == [False] * (wait - 1) + [True]
 
 
+def test_the_least_number_counts_where_the_share_is_smaller():
+    scheduler = population(10, ready_percentage=0.1, min_ready_members=3, ready_check_max_wait=1000)
+    report(scheduler, [1.0, 0.0])
+    assert scheduler.exploit_and_explore(1)[0] is None
+    scheduler.update_performance(2, 0.5, 1)
+    assert scheduler.exploit_and_explore(1)[0] is not None
+
+
 def test_even_then_the_least_number_is_waited_for():
     scheduler = population(10, min_ready_members=3)
     report(scheduler, [1.0, 0.0])
@@ -440,6 +448,16 @@ def test_a_transfer_that_failed_is_taken_back():
     assert scheduler.statistics()["transfer_success_rate"] == 0
 
 
+def test_nothing_is_learned_from_a_transfer_that_failed():
+    scheduler = population(2, explore_method="pb2")
+    report(scheduler, [1.0, 0.0])
+    scheduler.exploit_and_explore(1)
+    scheduler.report_transfer(1, ok=False)
+    report(scheduler, [1.0, 0.5], 2)
+    scheduler.exploit_and_explore(1)
+    assert scheduler.state_dict()["observations"] == []
+
+
 def test_a_lost_member_goes_on_as_one_of_the_best():
     donors = set()
     for seed in range(30):
@@ -457,6 +475,15 @@ def test_a_lost_member_goes_on_as_one_of_the_best():
     report(scheduler, [1.0, NAN])
     with pytest.raises(RuntimeError, match="member 0 cannot be replaced"):
         scheduler.replace(0)
+
+
+def test_a_lost_member_goes_on_as_any_that_gave_parameters():
+    scheduler = population(4)
+    for member in range(4):
+        scheduler.update_performance(member, -member, 1, parameters(3, 1) if member == 3 else None)
+    with pytest.warns(UserWarning, match=r"member 0 would take over from member [12], of which there are no"):
+        tree, _, _ = scheduler.replace(0)
+    assert compare(tree, parameters(3, 1)) == []
 
 
 # Statistics and events
