@@ -178,6 +178,14 @@ def test_processes_end_when_a_run_is_interrupted(tmp_path):
     assert not multiprocessing.active_children()
 
 
+def begin(backend):
+    """Have a member trained; the process that does."""
+    backend.submit(Order(0, 1, hyperparams()))
+    worker = backend._workers[0]
+    assert worker.receive() is None  # It is there.
+    return worker.process
+
+
 def stubborn(file, agent):
     """Does not let its process be ended."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -189,9 +197,8 @@ def test_a_process_that_does_not_listen_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(backends, "_PATIENCE", 0.2)
     backend = ProcessBackend(1)
     backend.start(work(metric=partial(stubborn, tmp_path / "is_there")))
-    process = backend._workers[0].process
     try:
-        backend.submit(Order(0, 1, hyperparams()))
+        process = begin(backend)
         wait_until((tmp_path / "is_there").exists)
     finally:
         backend.close()
@@ -213,9 +220,9 @@ def test_a_process_that_dies_is_missed_though_its_children_live(tmp_path):
     backend = ProcessBackend(1)
     backend.start(work(metric=partial(forking, tmp_path)))
     try:
-        backend.submit(Order(0, 1, hyperparams()))
+        process = begin(backend)
         wait_until((tmp_path / "is_there").exists)
-        os.kill(backend.pids[0], signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
         signal.alarm(20)  # Ends the test if nobody notices.
         failure = backend.wait()
         signal.alarm(0)

@@ -67,13 +67,25 @@ def test_beginning_again_is_exact(tmp_path):
     failing = PBTRunner(config(), Broken(tmp_path), 6, tmp_path / "failing", synchronous=True)
     failing.run(updates=2)
     (tmp_path / "1.once").touch()
+    order, orders = failing._order, []
+
+    def noting(member):
+        orders.append(order(member))
+        return orders[-1]
+
+    failing._order = noting
     failing.run()
     assert kinds(failing, "restart")
+    # From the folder, from the folder after the failure, and where it is.
+    assert [given.restore is None for given in orders if given.member == 1] == [False, False, True]
     assert not compare(states(failing), states(whole))
 
 
-def test_a_member_that_always_raises_becomes_a_clone(tmp_path):
-    runner = PBTRunner(config(), Broken(tmp_path), 6, tmp_path / "run", max_restarts=2)
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_a_member_that_always_raises_becomes_a_clone(tmp_path, synchronous):
+    """Also while the one that it is to be, the first, has reported more than has been decided about."""
+    options = {"max_restarts": 2, "synchronous": synchronous, "metric": lambda agent: -float(agent.seed)}
+    runner = PBTRunner(config(), Broken(tmp_path), 6, tmp_path / "run", **options)
     runner.run(updates=2)
     (tmp_path / "1").touch()
     recover, order, starts = runner._recover, runner._order, []
@@ -96,7 +108,7 @@ def test_a_member_that_always_raises_becomes_a_clone(tmp_path):
     assert len(kinds(runner, "restart")) == 3
     (event,) = kinds(runner, "replace")
     assert event.member == 1
-    assert event.donor != 1
+    assert event.donor == 0
     assert runner.scheduler.members[1].lineage[-1][1] is not None
     assert runner.load_member(1).num_timesteps == 6 * 32
 

@@ -62,6 +62,25 @@ def test_same_seed_same_population(tmp_path):
     assert not compare(states(runs[0]), states(runs[1]))
 
 
+def test_synchronous_decisions_are_for_all_at_once(tmp_path):
+    known = set()
+
+    def noting(runner):
+        known.add(tuple(member.step for member in runner.scheduler.members))
+
+    PBTRunner(config(), make_agent, 4, tmp_path, synchronous=True, on_change=noting).run()
+    assert known == {(0, 0, 0), (2, 2, 2), (4, 4, 4)}
+
+
+def test_what_is_not_decided_about_is_not_offered_after_an_interruption(tmp_path):
+    runner = PBTRunner(config(), make_agent, 4, tmp_path, synchronous=True)
+    runner.on_change = lambda runner: runner.stop() if max(runner.updates) == 4 else None
+    runner.run()
+    resumed = PBTRunner.resume(tmp_path, make_agent)
+    assert resumed.updates == [4, 2, 2]
+    assert resumed.scheduler.store.get(0)[0] == "member_0000_000000002.zip"
+
+
 class InterruptedRunError(Exception):
     pass
 
