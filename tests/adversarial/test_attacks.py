@@ -108,6 +108,15 @@ class TestContract:
             assert (p.grad is None) == (old is None)
             assert old is None or p.grad.numpy().tobytes() == old.numpy().tobytes()
 
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+    @pytest.mark.parametrize("norm", NORMS)
+    @pytest.mark.parametrize("method", METHODS)
+    def test_the_ball_is_as_round_in_any_precision(self, method, norm, dtype):
+        clean = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+        moved = attack(epsilon=0.1, norm_type=norm, attack_method=method).perturb(clean, lambda x: x.square().sum())
+        assert moved.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert 0.09 < lengths(moved.double() - clean.double(), norm).max() <= 0.1 + 1e-6
+
     def test_works_where_gradients_are_off(self):
         with torch.no_grad():
             perturbed = attack().perturb(torch.zeros(2, 3), lambda x: x.sum())
@@ -266,6 +275,9 @@ class TestSpaces:
         moved = searcher.move(clean, torch.full((4, 7), 3.0))
         for part in moved.values():
             assert lengths(part, norm).tolist() == pytest.approx([0.5] * 4, abs=1e-5)
+        for count in (6, 8):
+            with pytest.raises(ValueError, match=f"there are {count} directions for the 7 numbers"):
+                searcher.move(clean, torch.ones(4, count))
         one = searcher.move(clean, torch.eye(7)[:4] * 0.2)
         assert one["a"].tolist() == [*(torch.eye(3) * 0.1).tolist(), [0, 0, 0]]
         assert one["b"][3].flatten().tolist() == pytest.approx([0.1, 0, 0, 0])
@@ -329,6 +341,24 @@ class TestBookkeeping:
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         PerturbationConfig(**settings)
+
+
+@pytest.mark.parametrize("radius", [-0.1, math.nan, math.inf])
+def test_a_radius_that_is_none_is_refused(radius):
+    searcher, clean = attack(), torch.zeros(1, 2)
+    calls = [
+        lambda: searcher.perturb(clean, lambda x: x.sum(), epsilon=radius),
+        lambda: searcher.random(clean, epsilon=radius),
+        lambda: searcher.move(clean, clean, epsilon=radius),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="Invalid epsilon"):
+            call()
+
+
+def test_settings_of_another_kind_are_refused():
+    with pytest.raises(TypeError, match="config must be a PerturbationConfig"):
+        StatePerturbation({"epsilon": 0.1})
 
 
 def test_the_defaults_are_those_that_users_rely_on():

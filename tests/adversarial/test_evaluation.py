@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import gymnasium
@@ -20,6 +21,7 @@ from driftproof.adversarial import (
     Robustness,
     SAPPOConfig,
     evaluate_under_attack,
+    playing,
     train_adversary,
 )
 from driftproof.adversarial import evaluation as evaluation_module
@@ -28,7 +30,8 @@ from driftproof.adversarial.playing import Player, as_the_agent_sees_it, play
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import compare, copy_tree
 
-from ..ppo.scripted import small_networks, weights
+from ..ppo.scripted import agent, learn, scripted, small_networks, weights
+from .test_training import Mixed
 
 ATTACKS = ["clean", "random", "mad", "critic"]
 
@@ -132,6 +135,7 @@ def test_the_agent_is_left_as_it_was(agents, policy):
     before, statistics = weights(model), copy_tree(model.normalizer.state_dict())
     gradients = [None if p.grad is None else p.grad.clone() for p in model.policy.parameters()]
     env = VecNormalize(follow(), norm_reward=False)
+    env.obs_rms = copy.deepcopy(model.get_env().obs_rms)
     evaluate_under_attack(model, env, [*ATTACKS, "learned"], [0.2], 4, adversary_steps=64)
     assert torch.equal(weights(model), before)
     assert all(p.requires_grad for p in model.policy.parameters())
@@ -139,7 +143,7 @@ def test_the_agent_is_left_as_it_was(agents, policy):
         assert (p.grad is None and old is None) or torch.equal(p.grad, old)
     assert not compare(model.normalizer.state_dict(), statistics)
     # The statistics of the environment neither moved, nor are they frozen now.
-    assert env.obs_rms.count < 1
+    assert env.obs_rms.count == model.get_env().obs_rms.count
     assert env.training
 
 
@@ -203,6 +207,63 @@ class TestNormalisation:
         model = make_agent("MlpPolicy", follow()).learn(192)
         table = evaluate_under_attack(model, follow(), ["clean", "mad"], [0.1], 4)
         assert len(table.results) == 2
+
+    def test_statistics_that_are_not_those_of_training_are_told(self):
+        """A wrapper that has seen nothing, and one around an agent that never had one."""
+        model = agent(VecNormalize(scripted([5]), norm_reward=False))
+        fresh = VecNormalize(scripted([5]), norm_reward=False)
+        evaluate_under_attack(model, fresh, ["clean"], [], 1)  # As good as the agent's own.
+        learn(model)
+        with pytest.warns(UserWarning, match="has seen no observations"):
+            evaluate_under_attack(model, fresh, ["clean"], [], 1)
+        with pytest.warns(UserWarning, match="trained without one"):
+            evaluate_under_attack(agent(scripted([5])), fresh, ["clean"], [], 1)
+        idle = VecNormalize(scripted([5]), norm_obs=False, norm_reward=False)
+        evaluate_under_attack(agent(scripted([5])), idle, ["clean"], [], 1)
+
+
+def test_random_actions_are_the_same_again():
+    """And what the agent will draw when it goes on is not."""
+    model, before = agent(scripted([5]), seed=1), torch.get_rng_state()
+
+    def evaluate(seed):
+        env = scripted([5], reward=lambda step, index, action: action)
+        return evaluate_under_attack(model, env, ["clean"], [], 20, deterministic=False, seed=seed)
+
+    tables = [evaluate(seed) for seed in (0, 0, 1)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert tables[0] == tables[1] != tables[2]
+    evaluate(None)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+def test_dictionaries_that_are_normalised_with_memory_and_more_environments_than_episodes():
+    policy = "MultiInputLstmPolicy"
+    model = DistributionalPPO(
+        policy,
+        VecNormalize(DummyVecEnv([Mixed] * 2), norm_reward=False, norm_obs_keys=["numbers"]),
+        n_steps=8,
+        batch_size=16,
+        n_epochs=1,
+        seed=0,
+        device="cpu",
+        policy_kwargs=small_networks(policy),
+    ).learn(16)
+    attacks = [*ATTACKS, "learned"]
+    table = evaluate_under_attack(model, DummyVecEnv([Mixed] * 3), attacks, np.array([0.1]), 1, adversary_steps=8)
+    assert [(r.attack, len(r.returns)) for r in table.results] == [(name, 1) for name in attacks]
+
+
+def test_an_environment_that_was_made_here_is_closed(monkeypatch):
+    closed = []
+    env = scripted([5]).envs[0]
+    monkeypatch.setattr(env, "close", lambda: closed.append(env))
+    monkeypatch.setattr(playing, "make", lambda name: env)
+    evaluate_under_attack(agent(scripted([5])), "Scripted-v0", ["clean"], [], 1)
+    assert closed == [env]
+    with pytest.raises(ValueError, match="but the agent was made for"):
+        evaluate_under_attack(make_agent("MlpPolicy"), "Scripted-v0", ["clean"], [], 1)
+    assert closed == [env, env]
 
 
 class TestLearnedAdversary:
@@ -329,11 +390,29 @@ class TestTable:
         (([], [0.1], 1), ValueError, "nothing to evaluate"),
         ((["mad"], [0.0], 1), ValueError, "Invalid epsilons: 0.0"),
         ((["mad"], [0.1], 0), ValueError, "Invalid episodes: 0"),
+        ((["mad"], 0.1, 1), TypeError, r"such as \[0.1\]"),
+        ((["mad"], np.array([]), 1), ValueError, "nothing to evaluate"),
     ],
 )
-def test_bad_arguments_are_refused(agents, arguments, error, message):
+def test_bad_arguments_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
-        evaluate_under_attack(agents["MlpPolicy"], follow(), *arguments)
+        evaluate_under_attack(agent(scripted([5])), scripted([5]), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"perturbation": {"epsilon": 1}}, TypeError, "perturbation must be a PerturbationConfig"),
+        ({"adversary_steps": 0}, ValueError, "Invalid adversary_steps: 0"),
+        ({"adversaries": {0.1: 7}}, TypeError, "agents that train_adversary.. made, not 7"),
+        ({"adversaries": {0.1: make_agent("MlpPolicy")}}, ValueError, "an adversary of this agent sees"),
+    ],
+    ids=["perturbation", "steps", "none", "other"],
+)
+def test_bad_options_are_refused_before_anybody_plays(monkeypatch, options, error, message):
+    monkeypatch.setattr(evaluation_module, "play", lambda *_: pytest.fail("somebody played"))
+    with pytest.raises(error, match=message):
+        evaluate_under_attack(agent(scripted([5])), scripted([5]), ["clean", "learned"], [0.1], 1, **options)
 
 
 def test_another_environment_is_refused(agents):

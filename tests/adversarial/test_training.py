@@ -82,6 +82,16 @@ class TestSchedule:
         # Actor and critics, in each of three minibatches and two updates.
         assert len(watch.calls) == (12 if share else 0)
 
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_a_minibatch_of_one_sequence(self, policy):
+        """However small the ratio: all of it is attacked."""
+        size = 1 if policy == "MlpPolicy" else 4
+        model = attacked(policy, adversarial_ratio=1e-3, arguments={"batch_size": size, "n_epochs": 1})
+        (log,) = learn(model)
+        assert log["adversarial/share"] == 1
+        assert log["adversarial/robust_kl"] > 0
+        assert model.adversary.attack.statistics()["observations"] == 2 * 24
+
     def test_warm_up_is_plain(self, monkeypatch):
         model, other = attacked(warmup_updates=2), plain()
         watch, seen = Watch(monkeypatch, model), []
@@ -129,6 +139,27 @@ class TestRobustTerm:
         logs, _ = learn(model, 3), learn(other, 3)
         assert logs[-1]["adversarial/robust_kl"] > 0
         assert torch.equal(weights(model), weights(other))
+
+    @pytest.mark.parametrize("method", ["pgd", "sgld"])
+    def test_so_is_it_with_all_that_an_agent_has(self, method):
+        """An optimizer with noise, scaled gradients and a penalty, each of which would feel what the attack left."""
+        arguments = {
+            "optimizer_class": "adaptive_upgd",
+            "variance_gradient_scaling": True,
+            "target_kl": 0.05,
+            "kl_penalty": True,
+            "n_epochs": 2,
+        }
+        perturbation = {"attack_method": method}
+        model = attacked("MlpLstmPolicy", robust_kl_coef=0.0, perturbation=perturbation, arguments=arguments)
+        other = plain("MlpLstmPolicy", **arguments)
+        learn(model, 3)
+        streams = [torch.get_rng_state()]
+        learn(other, 3)
+        streams.append(torch.get_rng_state())
+        assert model.adversary.attack.statistics()["attacks"] > 0
+        assert torch.equal(weights(model), weights(other))
+        assert torch.equal(*streams)
 
     @pytest.mark.parametrize("policy", POLICIES)
     @pytest.mark.parametrize(
@@ -293,16 +324,27 @@ class Fickle(BaseFeaturesExtractor):
         return self.layers(observations)
 
 
+class OwnDropout(BaseFeaturesExtractor):
+    """Draws in its own way, and has a layer whose norm is found a little better in every pass."""
+
+    def __init__(self, space, width=8):
+        super().__init__(space, width)
+        self.layer = nn.utils.parametrizations.spectral_norm(nn.Linear(3, width))
+
+    def forward(self, observations):
+        return nn.functional.dropout(self.layer(observations), 0.3, self.training)
+
+
 class TestClean:
-    def test_batch_normalisation_and_dropout_feel_nothing(self):
+    @pytest.mark.parametrize("extractor", [Fickle, OwnDropout])
+    def test_layers_that_differ_in_training_feel_nothing(self, extractor):
         """Averages, draws and weights are those of a plain agent, and the term compares like with like."""
-        arguments = {"policy_kwargs": {"features_extractor_class": Fickle}}
+        arguments = {"policy_kwargs": {"features_extractor_class": extractor}}
         model, other = attacked(robust_kl_coef=0.0, arguments=arguments), plain(**arguments)
         (log,), _ = learn(model), learn(other)
         for (name, one), two in zip(model.policy.state_dict().items(), other.policy.state_dict().values(), strict=True):
             assert torch.equal(one, two), name
-        assert model.policy.features_extractor.layers[1].num_batches_tracked > 0
-        assert model.policy.features_extractor.layers[1].training
+        assert all(module.training for module in model.policy.features_extractor.modules())
         # Within the smallest ball nothing changes, dropout or not.
         tiny = attacked(perturbation={"epsilon": 1e-4, "attack_lr": 1e-4}, arguments=arguments)
         assert learn(tiny)[0]["adversarial/robust_kl"] < 1e-3 * log["adversarial/robust_kl"]

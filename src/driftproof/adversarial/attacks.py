@@ -130,6 +130,8 @@ class StatePerturbation:
         seed: int | None = None,
     ) -> None:
         self.config = PerturbationConfig() if config is None else config
+        if not isinstance(self.config, PerturbationConfig):
+            raise TypeError(f"config must be a PerturbationConfig, not {config!r}")
         self._parts = self._find_parts(observation_space, images_are_divided)
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device)
@@ -155,8 +157,7 @@ class StatePerturbation:
             epsilon: Radius, a number or a 0-dim tensor, instead of the one in ``config``.
             is_flat_at_clean: Whether its gradient is zero at the clean observation, as that of a distance from it is.
         """
-        size: Size = self.config.epsilon if epsilon is None else epsilon
-        clean = self._select(observation)
+        size, clean = self._radius(epsilon), self._select(observation)
         starts_anywhere = self.config.random_init or is_flat_at_clean
         offsets = {key: self._first(key, part, size if starts_anywhere else None) for key, part in clean.items()}
         steps, length = self._plan(size, starts_anywhere)
@@ -169,8 +170,7 @@ class StatePerturbation:
 
     def random(self, observation: Observation, *, epsilon: Size | None = None) -> Observation:
         """Observations drawn evenly from the ball."""
-        size: Size = self.config.epsilon if epsilon is None else epsilon
-        clean = self._select(observation)
+        size, clean = self._radius(epsilon), self._select(observation)
         offsets = {key: self._first(key, part, size) for key, part in clean.items()}
         self._count(offsets, gradients=0)
         return self._put(observation, {key: self._moved(key, part, offsets[key]) for key, part in clean.items()})
@@ -182,15 +182,19 @@ class StatePerturbation:
             observation: ``[..., *shape]``, or a dictionary of these.
             directions: ``[..., size]`` from -1 to 1, what to move every number by as a share of ``epsilon``.
             epsilon: Radius, instead of the one in ``config``.
+
+        Raises:
+            ValueError: There are more or fewer directions than numbers.
         """
-        radius: Size = self.config.epsilon if epsilon is None else epsilon
-        clean, offsets, first = self._select(observation), {}, 0
-        for key, part in clean.items():
-            rank, radius_here = self._rank(key, part), radius * self._parts[key].scale
-            count = math.prod(part.shape[part.dim() - rank :])
-            own = directions[..., first : first + count].reshape(part.shape).to(part.dtype) * radius_here
-            offsets[key] = self._clip(key, part, project(own, radius_here, self.config.norm_type, rank))
-            first += count
+        radius, clean, offsets = self._radius(epsilon), self._select(observation), {}
+        ranks = {key: self._rank(key, part) for key, part in clean.items()}
+        counts = [math.prod(part.shape[part.dim() - ranks[key] :]) for key, part in clean.items()]
+        if directions.shape[-1] != sum(counts):
+            raise ValueError(f"there are {directions.shape[-1]} directions for the {sum(counts)} numbers to move")
+        for (key, part), own in zip(clean.items(), torch.split(directions, counts, -1), strict=True):
+            radius_here = radius * self._parts[key].scale
+            ahead = own.reshape(part.shape).to(part.dtype) * radius_here
+            offsets[key] = self._clip(key, part, project(ahead, radius_here, self.config.norm_type, ranks[key]))
         self._count(offsets, gradients=0)
         return self._put(observation, {key: self._moved(key, part, offsets[key]) for key, part in clean.items()})
 
@@ -259,13 +263,21 @@ class StatePerturbation:
             raise ValueError(f"nothing in the observation space {space} can be perturbed: it has no Box")
         return parts
 
+    def _radius(self, epsilon: Size | None) -> Size:
+        if epsilon is None:
+            return self.config.epsilon
+        if not isinstance(epsilon, Tensor):
+            check_number("epsilon", epsilon, at_least=0)
+        return epsilon
+
     def _select(self, observation: Observation) -> dict[str, Tensor]:
         """The parts that are perturbed, as floats without a graph."""
         named = observation if isinstance(observation, dict) else {_WHOLE: observation}
         if missing := [key for key in self._parts if key not in named]:
             raise ValueError(f"the observation lacks {missing}: it has {sorted(named)}")
         parts = {key: named[key].detach() for key in self._parts}
-        return {key: part if part.is_floating_point() else part.float() for key, part in parts.items()}
+        # Not in less than 32 bits, in which no ball is round.
+        return {key: part.to(torch.promote_types(part.dtype, torch.float32)) for key, part in parts.items()}
 
     def _put(self, observation: Observation, parts: Mapping[str, Tensor]) -> Observation:
         return {**observation, **parts} if isinstance(observation, dict) else parts[_WHOLE]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -13,7 +13,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 
 from driftproof._arguments import check_count, check_number, check_option
 from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
-from driftproof.adversarial.learned import LearnedAttack, perturbation_of, train_adversary
+from driftproof.adversarial.learned import LearnedAttack, check_adversary, perturbation_of, train_adversary
 from driftproof.adversarial.playing import Flags, Perturb, Player, as_the_agent_sees_it, play
 from driftproof.nn.policies import Observation
 from driftproof.ppo import DistributionalPPO
@@ -155,17 +155,19 @@ def evaluate_under_attack(
         adversaries: Trained ones for ``"learned"``, by radius. Others are trained here.
         adversary_steps: How long.
         deterministic: Whether the agent takes its most probable actions.
-        seed: Of environments and attacks.
+        seed: Of environments, attacks and random actions, whose generator is then given back as it was.
     """
-    _check(attacks, epsilons, episodes)
-    config, trained = perturbation or _SEARCH, dict(adversaries or {})
+    config, trained = _SEARCH if perturbation is None else perturbation, dict(adversaries or {})
+    _check(attacks, epsilons, episodes, config, adversary_steps)
+    for adversary in trained.values():
+        check_adversary(model, adversary)
     results = []
     with as_the_agent_sees_it(model, env) as venv:
         player = Player(model, deterministic)
         if "clean" in attacks:
             results.append(AttackResult.of("clean", 0.0, play(player, venv, None, episodes, seed)))
         for name in attacks:
-            for epsilon in epsilons if name != "clean" else ():
+            for epsilon in map(float, epsilons if name != "clean" else ()):
                 if name == "learned" and epsilon not in trained:
                     trained[epsilon] = train_adversary(
                         model, venv, epsilon, adversary_steps, norm_type=config.norm_type, seed=seed
@@ -203,13 +205,24 @@ def _scaled(config: PerturbationConfig, epsilon: float) -> PerturbationConfig:
     return PerturbationConfig(**fields)
 
 
-def _check(attacks: Sequence[AttackName], epsilons: Sequence[float], episodes: int) -> None:
+def _check(
+    attacks: Sequence[AttackName],
+    epsilons: Sequence[float],
+    episodes: int,
+    perturbation: PerturbationConfig,
+    adversary_steps: int,
+) -> None:
     if isinstance(attacks, str):
         raise TypeError(f"attacks must be a sequence of names, such as [{attacks!r}]")
+    if not isinstance(epsilons, Iterable):
+        raise TypeError(f"epsilons must be a sequence of radii, such as [{epsilons!r}]")
+    if not isinstance(perturbation, PerturbationConfig):
+        raise TypeError(f"perturbation must be a PerturbationConfig, not {perturbation!r}")
     for name in attacks:
         check_option("attacks", name, get_args(AttackName))
     for epsilon in epsilons:
         check_number("epsilons", epsilon, above=0)
     check_count("episodes", episodes, at_least=1)
-    if not attacks or (not epsilons and set(attacks) != {"clean"}):
+    check_count("adversary_steps", adversary_steps, at_least=1)
+    if len(attacks) == 0 or (len(epsilons) == 0 and set(attacks) != {"clean"}):
         raise ValueError(f"attacks={attacks!r} with epsilons={epsilons!r} is nothing to evaluate")

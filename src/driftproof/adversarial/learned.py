@@ -39,8 +39,7 @@ class AdversaryEnv(VecEnvWrapper):
     """
 
     def __init__(self, venv: VecEnv, victim: Player, attack: StatePerturbation) -> None:
-        size = numbers_in_boxes(venv.observation_space)
-        super().__init__(venv, action_space=spaces.Box(-1, 1, (size,), np.float32))
+        super().__init__(venv, action_space=_moves(venv.observation_space))
         self.victim, self.attack = victim, attack
         self._observation: Any = None
 
@@ -126,10 +125,23 @@ def perturbation_of(model: DistributionalPPO, config: PerturbationConfig, seed: 
     )
 
 
-def numbers_in_boxes(space: spaces.Space[Any]) -> int:
-    """How many numbers of an observation can be moved."""
+def check_adversary(model: DistributionalPPO, adversary: Any) -> None:
+    """Raise an error unless this is an adversary of such an agent."""
+    if not isinstance(adversary, DistributionalPPO):
+        raise TypeError(f"adversaries must be agents that train_adversary() made, not {adversary!r}")
+    seen, moves = model.observation_space, _moves(model.observation_space)
+    if (adversary.observation_space, adversary.action_space) != (seen, moves):
+        raise ValueError(
+            f"an adversary of this agent sees {seen} and has actions {moves}, but the one given sees "
+            f"{adversary.observation_space} and has actions {adversary.action_space}"
+        )
+
+
+def _moves(space: spaces.Space[Any]) -> spaces.Box:
+    """Actions of an adversary: one for every number of an observation that can be moved."""
     parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
-    return sum(math.prod(part.shape) for part in parts if isinstance(part, spaces.Box))
+    size = sum(math.prod(part.shape) for part in parts if isinstance(part, spaces.Box))
+    return spaces.Box(-1, 1, (size,), np.float32)
 
 
 def _defaults(model: DistributionalPPO, envs: int, steps: int) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,12 +12,14 @@ import numpy.typing as npt
 import torch
 from gymnasium import make
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from torch import Tensor
 
 from driftproof.nn.policies import Observation, PolicyState
 from driftproof.ppo import DistributionalPPO
 from driftproof.ppo.collection import forget
+from driftproof.ppo.normalizer import statistics_of
+from driftproof.ppo.persistence import unchanged_generators
 
 Flags: TypeAlias = "npt.NDArray[np.bool_]"
 
@@ -85,12 +88,19 @@ def play(player: Player, env: VecEnv, perturb: Perturb | None, episodes: int, se
         env: Where.
         perturb: Changes what the player sees; ``None``: nobody does.
         episodes: How many.
-        seed: Of the environments; ``None``: as they are.
+        seed: Of the environments and of random actions; ``None``: as they are.
     """
+    if seed is None:
+        return _play(player, env, perturb, episodes)
+    with unchanged_generators():
+        torch.manual_seed(seed)
+        env.seed(seed)
+        return _play(player, env, perturb, episodes)
+
+
+def _play(player: Player, env: VecEnv, perturb: Perturb | None, episodes: int) -> list[float]:
     envs = env.num_envs
     left = np.array([(episodes + i) // envs for i in range(envs)])
-    if seed is not None:
-        env.seed(seed)
     observation, starts = env.reset(), np.ones(envs, dtype=bool)
     player.begin(envs)
     running, returns = np.zeros(envs), []
@@ -116,19 +126,39 @@ def resets(infos: list[dict[str, Any]]) -> Flags:
 @contextlib.contextmanager
 def as_the_agent_sees_it(model: DistributionalPPO, env: GymEnv | str) -> Iterator[VecEnv]:
     """The environment with observations as the agent had them in training, whose statistics stand still meanwhile."""
-    wrapped = model._wrap_env(make(env) if isinstance(env, str) else env, 0)
-    wrapped = model.normalizer.wrapped(wrapped)
-    if (wrapped.observation_space, wrapped.action_space) != (model.observation_space, model.action_space):
-        raise ValueError(
-            f"the environment has observations {wrapped.observation_space} and actions {wrapped.action_space}, but the "
-            f"agent was made for {model.observation_space} and {model.action_space}"
-        )
-    normalizer = unwrap_vec_normalize(wrapped)
-    was_training = normalizer is not None and normalizer.training
-    if normalizer is not None:
-        normalizer.training = False
-    try:
-        yield wrapped
-    finally:
+    with contextlib.ExitStack() as stack:
+        if isinstance(env, str):
+            env = make(env)
+            stack.callback(env.close)
+        wrapped = model.normalizer.wrapped(model._wrap_env(env, 0))
+        if (wrapped.observation_space, wrapped.action_space) != (model.observation_space, model.action_space):
+            raise ValueError(
+                f"the environment has observations {wrapped.observation_space} and actions {wrapped.action_space}, but "
+                f"the agent was made for {model.observation_space} and {model.action_space}"
+            )
+        normalizer = unwrap_vec_normalize(wrapped)
         if normalizer is not None:
-            normalizer.training = was_training
+            _check_statistics(model, normalizer)
+            stack.callback(setattr, normalizer, "training", normalizer.training)
+            normalizer.training = False
+        yield wrapped
+
+
+def _check_statistics(model: DistributionalPPO, env: VecNormalize) -> None:
+    """Warn of statistics that the agent was not trained with."""
+    if env.norm_obs and not model.normalizer.is_used:
+        warnings.warn(
+            "the environment has a VecNormalize, but the agent was trained without one: it sees other observations "
+            "than in training. Give the environment without it",
+            stacklevel=5,
+        )
+    elif _has_seen_nothing(statistics_of(env)) and not _has_seen_nothing(model.normalizer.state_dict()):
+        warnings.warn(
+            "the environment's VecNormalize has seen no observations, and does not normalise them as the agent's did. "
+            "Give the environment without it, and the agent's own statistics are used",
+            stacklevel=5,
+        )
+
+
+def _has_seen_nothing(statistics: Mapping[str, Any]) -> bool:
+    return all(moments["count"] < 1 for moments in statistics.get("obs_rms", {}).values())

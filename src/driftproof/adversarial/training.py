@@ -23,8 +23,13 @@ from driftproof.ppo.rollout import Minibatch
 
 EpsilonSchedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
-_FICKLE = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU)
+_FICKLE = (
+    *(nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU),
+    *(nn.MultiheadAttention, nn.utils.parametrizations._SpectralNorm),
+)
 """Layers that, in training, change with every pass or say something else in each."""
+_STEADY = ("torch", "stable_baselines3", "driftproof")
+"""Whose other layers do not."""
 
 
 @storable
@@ -104,7 +109,7 @@ class SmoothnessAdversary(Adversary):
         self._is_active = False
         self.epsilon = torch.zeros((), device=policy.device)
         self.coefficient = torch.zeros((), device=policy.device)
-        self._fickle = [module for module in policy.modules() if isinstance(module, _FICKLE)]
+        self._fickle = [module for module in policy.modules() if _may_be_fickle(module)]
 
     def hyperparameters(self) -> dict[str, Hyperparameter]:
         config, epsilon = self.config, self.config.perturbation.epsilon
@@ -227,6 +232,11 @@ class SmoothnessAdversary(Adversary):
         finally:
             for module, training in zip(self._fickle, was_training, strict=True):
                 module.train(training)
+
+
+def _may_be_fickle(module: nn.Module) -> bool:
+    """Whether a layer says the same in every pass is not known of those that users write."""
+    return isinstance(module, _FICKLE) or type(module).__module__.partition(".")[0] not in _STEADY
 
 
 def _first(batch: Minibatch, count: int) -> Minibatch:
