@@ -282,6 +282,12 @@ class TestSpaces:
         assert one["a"].tolist() == [*(torch.eye(3) * 0.1).tolist(), [0, 0, 0]]
         assert one["b"][3].flatten().tolist() == pytest.approx([0.1, 0, 0, 0])
 
+    def test_directions_of_others_stay_in_range(self):
+        searcher = attack(epsilon=0.5, clip_min=-0.1, clip_max=0.2)
+        moved = searcher.move(torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]))
+        torch.testing.assert_close(moved, torch.tensor([[0.2, -0.1]]))
+        assert searcher.statistics()["max_norm"].item() == pytest.approx(0.2)
+
 
 class TestBookkeeping:
     def test_counts_attacks_and_passes(self):

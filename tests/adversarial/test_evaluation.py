@@ -25,7 +25,8 @@ from driftproof.adversarial import (
     train_adversary,
 )
 from driftproof.adversarial import evaluation as evaluation_module
-from driftproof.adversarial.learned import LearnedAttack, _defaults, perturbation_of
+from driftproof.adversarial.evaluation import _SEARCH, _attack, _scaled
+from driftproof.adversarial.learned import AdversaryEnv, LearnedAttack, _defaults, perturbation_of
 from driftproof.adversarial.playing import Player, as_the_agent_sees_it, play
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import compare, copy_tree
@@ -222,6 +223,57 @@ class TestNormalisation:
         evaluate_under_attack(agent(scripted([5])), idle, ["clean"], [], 1)
 
 
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_what_each_attack_looks_for(policy):
+    """Critics expect less where theirs ends, and the distribution of actions differs more where the other's does."""
+    model = agent(scripted([5]), policy)
+    player = Player(model)
+    player.begin(20)
+    player.act(torch.randn(20, 3))
+    before = copy.deepcopy(player.state)
+    clean, starts = torch.randn(20, 3), np.zeros(20, bool)
+    attack = perturbation_of(model, _scaled(_SEARCH, 0.3), 0)
+    random, mad, critic = (_attack(name, attack, None)(player, clean, starts) for name in ("random", "mad", "critic"))
+    with torch.no_grad():
+        value, intended = player.value(clean), player.actor(clean)
+        assert (player.value(critic) < value).all()
+        assert player.value(critic).mean() < player.value(random).mean()
+        kl = [model.policy.distribution.kl(intended, player.actor(seen)) for seen in (mad, random, critic)]
+        assert kl[0].mean() > kl[1].mean() > 0
+        assert (kl[0] >= kl[2] - 1e-6).float().mean() > 0.7
+        # The more cautious of both critics, with what they remember.
+        state = model.policy.stepper()(clean, player.state)
+        both = model.policy.predict_returns(state[1])
+        smaller = torch.minimum(*(head.mean(p) for head, p in zip(model.policy.heads, both, strict=True)))
+    torch.testing.assert_close(value, smaller)
+    # Looking is not remembering.
+    assert all(torch.equal(a, b) for a, b in zip(player.state.actor, before.actor, strict=True))
+
+
+def test_the_search_is_in_proportion_to_the_radius():
+    config = PerturbationConfig(epsilon=2.0, attack_lr=0.5, attack_steps=7, norm_type="l2", clip_min=-1.0)
+    smaller = _scaled(config, 0.1)
+    assert smaller.attack_lr == pytest.approx(0.025)
+    assert vars(smaller) == {**vars(config), "epsilon": 0.1, "attack_lr": smaller.attack_lr}
+
+
+def test_a_step_that_only_resets_is_forgotten():
+    """After the last step of an episode a vector environment takes one that is none, and then the next begins."""
+    model = agent(make_vec_env("CartPole-v1", 2), "MlpLstmPolicy")
+    started = []
+
+    def perturb(player, observation, starts):
+        started.append(starts.copy())
+        return observation
+
+    with as_the_agent_sees_it(model, gymnasium.make_vec("CartPole-v1", num_envs=2)) as env:
+        play(Player(model), env, perturb, 6, 0)
+    for starts in np.array(started)[1:].T:
+        first = np.flatnonzero(starts[:-1] & ~np.append(False, starts[:-2]))
+        assert len(first) >= 2
+        assert starts[first + 1].all()
+
+
 def test_random_actions_are_the_same_again():
     """And what the agent will draw when it goes on is not."""
     model, before = agent(scripted([5]), seed=1), torch.get_rng_state()
@@ -300,6 +352,20 @@ class TestLearnedAdversary:
         clean = torch.randn(5, 2)
         moved = learned(player, clean, np.ones(5, dtype=bool))
         assert (moved - clean).abs().max() <= 0.3 + 1e-6
+
+    def test_its_victim_forgets_where_episodes_end(self):
+        model = agent(scripted([3], [5]), "MlpLstmPolicy")
+        env = scripted([3], [5], reward=lambda step, index, action: step + index)
+        world = AdversaryEnv(env, Player(model), perturbation_of(model, PerturbationConfig(epsilon=0.3)))
+        world.reset()
+        remembered, rewards = [], []
+        for _ in range(5):
+            _, reward, _, _ = world.step(np.zeros((2, 3), np.float32))
+            rewards.append(reward.tolist())
+            hidden, *_ = world.victim.state.actor
+            remembered.append(hidden[0].any(-1).tolist())
+        assert rewards == [[-step, -step - 1] for step in range(5)]
+        assert remembered == [[True, True], [True, True], [False, True], [True, True], [True, False]]
 
     def test_its_memory_is_its_own(self, agents):
         """Episode by episode: with the same observations, attacks repeat after every start."""

@@ -206,6 +206,29 @@ class TestRobustTerm:
         )
         assert log["adversarial/robust_kl"] == pytest.approx(kl.mean().item(), rel=1e-4)
 
+    def test_its_gradient_is_that_of_the_differences_by_hand(self, monkeypatch):
+        """Through clean and attacked observations both; the critics' part weighs as much as their loss does."""
+        model = attacked(arguments={"batch_size": 24, "vf_coef": 0.3}, robust_kl_coef=2.0)
+        watch, loss = Watch(monkeypatch, model), SmoothnessAdversary.loss
+
+        def watched(self, *arguments):
+            term, told = loss(self, *arguments)
+            (clean, to_actor, _, _), (_, to_critics, _, _) = watch.calls
+            policy, state = model.policy, model.policy.initial_state(12)
+            kl = policy.distribution.kl(policy.evaluate_actor(clean, state), policy.evaluate_actor(to_actor, state))
+            pairs = zip(*(policy.evaluate_critics(seen, state) for seen in (clean, to_critics)), strict=True)
+            squares = torch.stack([(one - other).square().mean() for one, other in pairs])
+            expected = 2.0 * (kl.mean() + 0.3 * squares.mean())
+            torch.testing.assert_close(term, expected)
+            parameters = list(policy.parameters())
+            gradients = [torch.autograd.grad(each, parameters, retain_graph=True) for each in (term, expected)]
+            torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
+            return term, told
+
+        monkeypatch.setattr(SmoothnessAdversary, "loss", watched)
+        learn(model)
+        assert len(watch.calls) == 2
+
     @pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MlpGruPolicy"])
     def test_sequences_are_attacked_with_the_state_that_the_agent_had(self, monkeypatch, policy):
         """Stepping one by one through the attacked chunk, from the rollout's memory, gives what the attack saw."""
@@ -367,30 +390,38 @@ class TestClean:
         learn(model)
         assert before_and_after == [True] * 6
 
-    def test_rewards_from_steps_that_are_none_do_not_count(self):
+    @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+    def test_steps_that_are_none_do_not_count(self, monkeypatch, policy):
         """A vector environment's resets are part of sequences, and of no divergence."""
+        settings = SAPPOConfig(warmup_updates=0, adversarial_ratio=1.0, attack_value=False)
         env = gymnasium.make_vec("CartPole-v1", num_envs=2)
-        model = DistributionalPPO(
-            "MlpLstmPolicy",
-            env,
-            n_steps=32,
-            batch_size=32,
-            n_epochs=1,
-            seed=0,
-            device="cpu",
-            policy_kwargs=small_networks("MlpLstmPolicy"),
-            adversarial=SAPPOConfig(warmup_updates=0),
-        )
-        log = learn(model, 2)[-1]
-        assert log["adversarial/robust_kl"] > 0
+        model = agent(env, policy, n_steps=32, batch_size=64, adversarial=settings)
+        watch, loss, masks, told = Watch(monkeypatch, model), SmoothnessAdversary.loss, [], []
+
+        def watched(self, batch, clean, vf_coef):
+            term, numbers = loss(self, batch, clean, vf_coef)
+            _, seen, objective, _ = watch.calls[-1]
+            # As far as the attack sees, those steps are all the same.
+            assert not objective(seen)[batch.valid == 0].any()
+            kl = self.policy.distribution.kl(
+                clean.parameters, self.policy.evaluate_actor(seen, batch.state, batch.attacked_segments)
+            )
+            told.append((numbers[2].item(), kl[batch.valid == 1].mean().item(), kl.mean().item()))
+            masks.append(batch.valid)
+            return term, numbers
+
+        monkeypatch.setattr(SmoothnessAdversary, "loss", watched)
+        learn(model)
+        assert (masks[0] == 0).any()
+        logged, expected, with_all = told[0]
+        assert logged == pytest.approx(expected, rel=1e-4)
+        assert logged != pytest.approx(with_all, rel=1e-3)
 
     def test_a_minibatch_that_is_not_finite_is_still_skipped(self):
         model = attacked(env=scripted(*LENGTHS, reward=lambda *_: 1e38), arguments={"skip_limit": 2})
-        before = weights(model)
         with pytest.raises(TrainingError, match="not finite"):
             learn(model, 3)
         assert weights(model).isfinite().all()
-        del before
 
 
 class Mixed(gymnasium.Env):
