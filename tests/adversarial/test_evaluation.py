@@ -367,6 +367,46 @@ class TestLearnedAdversary:
         assert rewards == [[-step, -step - 1] for step in range(5)]
         assert remembered == [[True, True], [True, True], [False, True], [True, True], [True, False]]
 
+    @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+    def test_a_file_of_it_attacks_as_it_did(self, policy, tmp_path):
+        model = agent(VecNormalize(scripted([5], [3]), norm_reward=False), policy)
+        learn(model)
+        adversary = train_adversary(model, scripted([5], [3]), 0.3, 64)
+        adversary.save(tmp_path / "adversary.zip")
+        loaded = DistributionalPPO.load(tmp_path / "adversary.zip", device="cpu")
+        tables = [
+            evaluate_under_attack(model, scripted([5], [3]), ["learned"], [0.3], 2, adversaries={0.3: each})
+            for each in (adversary, loaded)
+        ]
+        assert tables[0] == tables[1]
+        clean, starts = torch.randn(2, 3), np.ones(2, bool)
+        moves = [
+            LearnedAttack(each, perturbation_of(model, PerturbationConfig(epsilon=0.3)))(Player(model), clean, starts)
+            for each in (adversary, loaded)
+        ]
+        assert torch.equal(*moves)
+        assert not torch.equal(moves[0], clean)
+
+    def test_is_trained_for_the_ball_that_is_evaluated(self, monkeypatch):
+        asked = []
+
+        def train(*arguments, **options):
+            asked.append((arguments[2:], options))
+            return train_adversary(*arguments[:3], 1, **options)
+
+        monkeypatch.setattr(evaluation_module, "train_adversary", train)
+        config = PerturbationConfig(norm_type="l2")
+        options = {"perturbation": config, "adversary_steps": 77, "seed": 5}
+        evaluate_under_attack(agent(scripted([5])), scripted([5]), ["learned"], [0.1, 0.2], 1, **options)
+        assert asked == [((radius, 77), {"norm_type": "l2", "seed": 5}) for radius in (0.1, 0.2)]
+
+    def test_it_looks_as_far_ahead_as_its_victim(self):
+        model = agent(scripted([5]), "MlpGruPolicy")
+        model.gamma = 0.8
+        defaults = _defaults(model, 1, 1_000)
+        assert (defaults["gamma"], defaults["policy"]) == (0.8, "MlpLstmPolicy")
+        assert _defaults(agent(scripted([5])), 1, 1_000)["policy"] == "MlpPolicy"
+
     def test_its_memory_is_its_own(self, agents):
         """Episode by episode: with the same observations, attacks repeat after every start."""
         model = agents["MlpLstmPolicy"]

@@ -82,6 +82,12 @@ class TestSchedule:
         # Actor and critics, in each of three minibatches and two updates.
         assert len(watch.calls) == (12 if share else 0)
 
+    @pytest.mark.parametrize(("ratio", "sequences", "count"), [(0.7, 8, 6), (0.5, 3, 2), (0.2, 2, 1), (1.0, 5, 5)])
+    def test_the_share_is_rounded_to_the_nearest_sequence(self, ratio, sequences, count):
+        adversary = attacked(adversarial_ratio=ratio).adversary
+        adversary.begin_update()
+        assert adversary.share(sequences) == count
+
     @pytest.mark.parametrize("policy", POLICIES)
     def test_a_minibatch_of_one_sequence(self, policy):
         """However small the ratio: all of it is attacked."""
