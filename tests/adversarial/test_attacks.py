@@ -209,6 +209,15 @@ class TestSearch:
             found = searcher.perturb(torch.zeros(1, 3), lambda x: x @ slope, epsilon=size)
             torch.testing.assert_close(found, torch.full((1, 3), 0.4 * float(size)))
 
+    @pytest.mark.parametrize("norm", NORMS)
+    @pytest.mark.parametrize("method", METHODS)
+    def test_the_scale_of_the_objective_does_not_matter(self, method, norm):
+        """Not even beside noise: a power of two changes no bit."""
+        settings, clean = {"attack_method": method, "norm_type": norm}, torch.zeros(5, 3)
+        found = [attack(**settings).perturb(clean, lambda x, f=f: f * rough(x + 1)) for f in (1, 2**-20, 2**20)]
+        assert torch.equal(found[0], found[1])
+        assert torch.equal(found[0], found[2])
+
     def test_gradients_that_are_not_numbers_move_nothing(self):
         clean = torch.zeros(1, 2)
         found = attack(random_init=False).perturb(clean, lambda x: x[:, 0].sqrt().sum() * 0 + x[:, 1].sum())
