@@ -64,7 +64,7 @@ def test_metrics_survive_interruptions(tmp_path):
         assert line.endswith('"a"') or json.loads(line)
 
 
-@pytest.mark.parametrize("line", ["[1]", '{"step": 1}', '{"member": 0, "step": 1, "a": "b"}'])
+@pytest.mark.parametrize("line", ["[1]", "[" * 100_000, '{"step": 1}', '{"member": 0, "step": 1, "a": "b"}'])
 def test_a_line_that_no_interruption_can_leave_is_named(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(f'{{"member": 0, "step": 1}}\n{line}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: not a row of metrics"):

@@ -191,10 +191,12 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[int | None, list[Row]]:
         ValueError: A line is JSON, but not a row of metrics.
     """
     found: dict[int | None, dict[int, Row]] = {}
-    with open(path) as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
+            except RecursionError:
+                raise ValueError(f"{path}, line {number}: not a row of metrics: {line[:80]!r}") from None
             except ValueError:
                 continue
             try:
