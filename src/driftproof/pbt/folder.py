@@ -191,7 +191,7 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[int | None, list[Row]]:
         ValueError: A line is JSON, but not a row of metrics.
     """
     found: dict[int | None, dict[int, Row]] = {}
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
