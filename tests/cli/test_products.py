@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 
 from driftproof.envs import regime_bars, write_csv
+from driftproof.pbt.folder import RunFolder
 from tests.cli.commands import SMALL, call
 from tests.cli.test_commands import LIMIT, error
 
@@ -33,6 +34,20 @@ def runs(tmp_path_factory):
         assert code == 0
     write_csv(folder / "prices.csv", regime_bars(60, seed=1, symbol="ONE"), regime_bars(40, seed=2, symbol="TWO"))
     return folder
+
+
+def test_a_run_that_somebody_is_at_work_on_is_left_alone(runs, capsys):
+    with RunFolder(runs / "pole").locked():
+        said = error(capsys, "train", "--resume", "pole", "--runs-dir", runs)
+    assert said == f"{runs}/pole: another process is at work on this run; wait for it, or end it"
+
+
+def test_a_population_that_somebody_is_at_work_on_is_left_alone(tmp_path, capsys):
+    search = ["--set", "pbt.population_size=2", "--set", "pbt.backend=inline", "--set", "pbt.perturbation_interval=1"]
+    call(capsys, "tune", "--env", "CartPole-v1", *SMALL, *LIMIT, *search, "--runs-dir", tmp_path, "--name", "run")
+    with RunFolder(tmp_path / "run").locked():
+        said = error(capsys, "tune", "--resume", "run", "--runs-dir", tmp_path)
+    assert said == f"{tmp_path}/run: another process is at work on this run; wait for it, or end it"
 
 
 def rows(text):

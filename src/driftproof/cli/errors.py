@@ -15,6 +15,7 @@ _OURS = (
     ("driftproof.ppo", "RolloutError"),
     ("driftproof.ppo", "TrainingError"),
     ("driftproof.envs", "MarketDataError"),
+    ("driftproof.pbt", "FolderTakenError"),
 )
 
 

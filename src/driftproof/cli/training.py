@@ -156,6 +156,4 @@ def _explained(folder: Path) -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error.__cause__, OSError):  # of a checkpoint that was written in the background
             raise CommandError(f"{error}; {advice}") from error
-        if "another process" in str(error):
-            raise CommandError(str(error)) from error
         raise

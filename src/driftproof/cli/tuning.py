@@ -83,6 +83,8 @@ def _population(settings: Config, folder: Path) -> PBTRunner:
 
 def _run(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalPPO:
     """Train to the end, or until somebody interrupts; the best agent."""
+    from driftproof.pbt import FolderTakenError
+
     searched = [item.name for item in settings.pbt.hyperparams]
     size, total = settings.pbt.population_size, settings.total_updates
     metric = settings.pbt.metric_name.replace("_", " ").replace("mean reward", "return")
@@ -105,6 +107,8 @@ def _run(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalPPO
                 best = runner.run()
             except KeyboardInterrupt:
                 raise _stopped(folder, runner.updates, total) from None
+            except FolderTakenError:
+                raise
             except RuntimeError as error:
                 raise _explained(error, folder) from error
             except OSError as error:
@@ -124,6 +128,4 @@ def _explained(error: RuntimeError, folder: Path) -> CommandError:
     """What ended a run, in a line."""
     lines = str(error).strip().splitlines()
     what = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
-    if "another process" in what:
-        return CommandError(what)
     return CommandError(f"{what}; when that is mended, driftproof tune --resume {folder}")

@@ -2,7 +2,7 @@
 
 from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
 from driftproof.pbt.config import HyperparamConfig, PBTConfig, check_against
-from driftproof.pbt.folder import read_metrics
+from driftproof.pbt.folder import FolderTakenError, read_metrics
 from driftproof.pbt.member import Trainee, mean_reward
 from driftproof.pbt.records import Event, append_events, read_events
 from driftproof.pbt.runner import PBTRunner
@@ -14,6 +14,7 @@ __all__ = [
     "CheckpointFormat",
     "Event",
     "FolderStore",
+    "FolderTakenError",
     "HyperparamConfig",
     "InlineBackend",
     "MemoryStore",

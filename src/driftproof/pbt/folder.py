@@ -24,6 +24,10 @@ _MARK = ".run"
 _VERSION = 2
 
 
+class FolderTakenError(RuntimeError):
+    """Somebody else has, or had meanwhile, a run's folder; nothing is wrong with the run."""
+
+
 class RunFolder:
     """Files of one run, which one process at a time may write.
 
@@ -56,7 +60,7 @@ class RunFolder:
         """For this process alone.
 
         Raises:
-            RuntimeError: Another process is at work on the same run, or its members would be among those of another.
+            FolderTakenError: Another process is at work on the run, or its members would be among those of another.
         """
         with ExitStack() as stack:
             for folder in {self.path, self.members} if self._is_elsewhere else {self.path}:
@@ -65,7 +69,7 @@ class RunFolder:
                 _locks.add(file)
                 stack.callback(_locks.discard, file)
                 if not _lock(file.fileno()):
-                    raise RuntimeError(f"{folder}: another process is at work on this run; wait for it, or end it")
+                    raise FolderTakenError(f"{folder}: another process is at work on this run; wait for it, or end it")
             if self._is_elsewhere:
                 self._check_owner()
             for folder in filter(Path.is_dir, (self.path, self.members)):
@@ -85,7 +89,7 @@ class RunFolder:
             for path in marks:
                 write_atomically(path, [mark])
         elif not all(path.exists() for path in marks) or marks[0].read_bytes() != marks[1].read_bytes():
-            raise RuntimeError(f"{self.members} holds members of another run than {self.path}")
+            raise FolderTakenError(f"{self.members} holds members of another run than {self.path}")
 
     def read_state(self) -> dict[str, Any]:
         """What :meth:`write_state` wrote last.

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from driftproof._arguments import check_count, check_flag, check_option
 from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
 from driftproof.pbt.config import HyperparamConfig, PBTConfig, check_against
-from driftproof.pbt.folder import RunFolder
+from driftproof.pbt.folder import FolderTakenError, RunFolder
 from driftproof.pbt.member import MakeAgent, MakeCallback, Metric, mean_reward
 from driftproof.pbt.records import Event
 from driftproof.pbt.scheduler import PBTScheduler
@@ -216,8 +216,8 @@ class PBTRunner:
         """Train all members to their end, or until each has done so many updates; the best of them.
 
         Raises:
-            RuntimeError: A member fails again and again, as a clone too; or another process runs the population, or has
-                run it since this one read it.
+            FolderTakenError: Another process runs the population, or has run it since this one read it.
+            RuntimeError: A member fails again and again, as a clone too.
             OSError: Something could not be written. What is in the folder is whole, and can be resumed.
         """
         if updates is not None:
@@ -256,7 +256,7 @@ class PBTRunner:
 
     def _check_is_latest(self) -> None:
         if self._folder.is_taken and self._folder.read_state().get("saves", 0) != self._saves:
-            raise RuntimeError(f"{self.run_dir}: the run has gone on since it was read here; resume it from there")
+            raise FolderTakenError(f"{self.run_dir}: the run has gone on since it was read here; resume it from there")
 
     def _tell(self) -> None:
         if self.on_change is not None:
