@@ -1,6 +1,7 @@
 """The state tree, and the files that hold it."""
 
 from driftproof.state._atomic import write_atomically
+from driftproof.state._text import printable
 from driftproof.state.files import Checkpoint, CheckpointError, Inspection, inspect, read, write
 from driftproof.state.store import AsyncWriter, CheckpointStore
 from driftproof.state.tree import (
@@ -33,6 +34,7 @@ __all__ = [
     "flatten",
     "inspect",
     "merge",
+    "printable",
     "read",
     "select",
     "to_device",
