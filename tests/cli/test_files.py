@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from driftproof.state import read, write
+from driftproof.ppo import DistributionalPPO
+from driftproof.state import compare, without, write
 from tests.cli.commands import SMALL, call, run
 
 
@@ -32,17 +33,50 @@ def test_inspect_notices_damage(checkpoint, capsys):
     assert "DAMAGED" in output
 
 
-def test_convert_writes_what_an_older_file_holds(tmp_path, capsys):
-    weights = {"weight": torch.arange(6.0)}
-    torch.save({"format_version": "v1_policy_only", "model_state_dict": weights}, tmp_path / "old.pt")
-    code, output, _ = call(capsys, "convert", tmp_path / "old.pt", tmp_path / "new.zip")
+@pytest.fixture
+def old(tmp_path):
+    """A member of a population, as it was written, of an agent with the default networks."""
+    agent = DistributionalPPO("MlpLstmPolicy", "CartPole-v1", n_steps=16, batch_size=16, n_epochs=1, device="cpu")
+    agent.learn(32)
+    path = tmp_path / "member_0_step_2.pt"
+    content = {"format_version": "v2_full_parameters", "data": agent.get_parameters(), "step": 2, "performance": 9.5}
+    torch.save(content, path)
+    return path, agent
+
+
+def test_convert_makes_an_agent_that_can_be_loaded_and_evaluated(old, tmp_path, capsys):
+    path, agent = old
+    target = tmp_path / "new.zip"
+    code, output, _ = call(capsys, "convert", path, target, "--env", "CartPole-v1")
     assert code == 0
-    assert "v1_policy_only" in output
-    assert torch.equal(read(tmp_path / "new.zip").tree["policy"]["weight"], weights["weight"])
-    code, _, errors = call(capsys, "convert", tmp_path / "old.pt", tmp_path / "new.zip")
+    assert "v2_full_parameters" in output
+    assert "policy: 26 of 26 tensors taken over" in output
+    loaded = DistributionalPPO.load(target, "CartPole-v1", device="cpu")
+    given, taken = (without(each.get_parameters(), ["policy.optimizer/param_groups"]) for each in (agent, loaded))
+    assert compare(taken, given) == []
+    loaded.learn(32)
+    code, output, _ = call(capsys, "evaluate", target, "--env", "CartPole-v1", "--episodes", 1)
+    assert code == 0
+    assert "1 episodes of CartPole-v1" in output
+    code, _, errors = call(capsys, "convert", path, target, "--env", "CartPole-v1")
     assert code == 1
     assert "exists" in errors
-    assert call(capsys, "convert", tmp_path / "old.pt", tmp_path / "new.zip", "--overwrite")[0] == 0
+    assert call(capsys, "convert", path, target, "--env", "CartPole-v1", "--overwrite")[0] == 0
+
+
+def test_convert_says_which_option_is_missing(old, tmp_path, capsys):
+    code, _, errors = call(capsys, "convert", old[0], tmp_path / "new.zip")
+    assert code == 1
+    assert "--env ID" in errors
+    assert not (tmp_path / "new.zip").exists()
+
+
+def test_convert_writes_nothing_if_no_tensor_fits(tmp_path, capsys):
+    torch.save({"format_version": "v1_policy_only", "data": {"weight": torch.arange(6.0)}}, tmp_path / "old.pt")
+    code, _, errors = call(capsys, "convert", tmp_path / "old.pt", tmp_path / "new.zip", "--env", "CartPole-v1")
+    assert code == 1
+    assert "none of its policy's 1 tensors fits" in errors
+    assert not (tmp_path / "new.zip").exists()
 
 
 def test_inspect_takes_a_run(tmp_path, capsys):

@@ -68,28 +68,26 @@ def test_other_files_are_refused(tmp_path):
 
 
 def test_files_of_earlier_versions_are_read(tmp_path):
-    full = {"format_version": "v2_full_parameters", "model_parameters": tree(), "performance": 3.0}
+    full = {"format_version": "v2_full_parameters", "data": tree(), "step": 5, "performance": 3.0}
     torch.save(full, tmp_path / "member_3.pt")
     for step in (90, 1000):
         state = {"weight": torch.full((2,), float(step))}
-        torch.save(
-            {"format_version": "v1_policy_only", "model_state_dict": state}, tmp_path / f"member_4_step_{step}.pt"
-        )
+        torch.save({"format_version": "v1_policy_only", "data": state}, tmp_path / f"member_4_step_{step}.pt")
     torch.save({"weight": torch.ones(2)}, tmp_path / "member_14.pt")
     store = FolderStore(tmp_path)
     found, kind = store.get(3)
     assert compare(found, tree()) == []
     assert kind == "v2_full_parameters"
-    with pytest.warns(UserWarning, match="has no state of optimizer"):
+    with pytest.warns(FutureWarning, match="holds a policy only"):
         assert compare(store.get(4), ({"weight": torch.full((2,), 1000.0)}, "v1_policy_only")) == []
-    with pytest.warns(UserWarning, match="has no state of optimizer"):
+    with pytest.warns(FutureWarning, match="holds a policy only"):
         assert compare(store.get(14), ({"weight": torch.ones(2)}, "v1_policy_only")) == []
     store.put(3, tree(2.0), 5, "v2_full_parameters")
     assert compare(store.get(3)[0], tree(2.0)) == []
 
 
 def test_a_folder_of_an_earlier_version_is_exploited_from(tmp_path):
-    torch.save({"format_version": "v2_full_parameters", "model_parameters": tree(9.0)}, tmp_path / "member_0.pt")
+    torch.save({"format_version": "v2_full_parameters", "data": tree(9.0)}, tmp_path / "member_0_step_100.pt")
     scheduler = PBTScheduler(PBTConfig(population_size=2, checkpoint_dir=tmp_path), seed=0)
     scheduler.update_performance(0, 2.0, 5)
     scheduler.update_performance(1, 1.0, 5)

@@ -27,7 +27,6 @@ from driftproof.ppo import Cosine, DistributionalPPO, Linear, SaveCheckpoints
 from driftproof.ppo.legacy import adopt
 from driftproof.ppo.manifest import decode, encode
 from driftproof.state import CheckpointError, compare, flatten, inspect, read, unflatten, without, write
-from driftproof.state.legacy import convert
 
 from .resuming import walk
 from .scripted import small_networks
@@ -600,9 +599,9 @@ class TestOlderFiles:
         torch.save(
             {
                 "format_version": "v2_full_parameters",
-                "model_parameters": agent.get_parameters(),
-                "performance": np.float64(12.5),
+                "data": agent.get_parameters(),
                 "step": 7,
+                "performance": np.float64(12.5),
             },
             path,
         )
@@ -618,15 +617,13 @@ class TestOlderFiles:
         agent.save(tmp_path / "new.zip")
         assert_same(DistributionalPPO.load(tmp_path / "new.zip", device="cpu"), agent)
 
-    def test_a_policy_alone_warns_of_what_is_missing(self, tmp_path):
+    def test_a_policy_alone_lists_what_is_missing(self, tmp_path):
         donor, agent = small().learn(UPDATE), small(seed=1)
-        torch.save(
-            {"format_version": "v1_policy_only", "model_state_dict": donor.policy.state_dict()}, tmp_path / "1.pt"
-        )
+        torch.save({"format_version": "v1_policy_only", "data": donor.policy.state_dict()}, tmp_path / "1.pt")
         torch.save(donor.policy.state_dict(), tmp_path / "bare.pt")
         for name in ("1.pt", "bare.pt"):
-            with pytest.warns(UserWarning, match=r"optimizer.*vgs.*return_scale"):
-                adopt(agent, tmp_path / name)
+            lines = adopt(agent, tmp_path / name)
+            assert {f"{part}: not in the file" for part in ("optimizer", "vgs", "return_scale")} <= set(lines)
             assert not compare(learned(agent)["policy"], learned(donor)["policy"])
 
     def test_what_does_not_match_is_listed(self, tmp_path):
@@ -642,22 +639,21 @@ class TestOlderFiles:
         name = "actor_core.recurrence.weight_hh_l0"
         assert torch.equal(agent.policy.state_dict()[name], donor.policy.state_dict()[name])
 
-    def test_converted_files_can_be_given_to_an_agent(self, tmp_path):
-        donor, agent = small().learn(UPDATE), small(seed=1)
-        self.v2(donor, tmp_path / "old.pt")
-        convert(tmp_path / "old.pt", tmp_path / "new.zip")
-        with pytest.warns(UserWarning, match="legacy"):
-            agent.set_parameters(tmp_path / "new.zip", exact_match=False)
-        assert not compare(learned(agent)["optimizer"]["state"], learned(donor)["optimizer"]["state"])
+    def test_a_policy_of_which_nothing_fits_is_refused(self, tmp_path):
+        agent = small()
+        before = agent.state_tree()
+        policy = {f"net.{name}": tensor for name, tensor in agent.policy.state_dict().items()}
+        torch.save({"format_version": "v1_policy_only", "data": policy}, tmp_path / "old.pt")
+        with pytest.raises(CheckpointError, match=r"none of .* fits .*; without a place: net\..* wanted: "):
+            adopt(agent, tmp_path / "old.pt")
+        assert not compare(agent.state_tree(), before)
 
     def test_code_in_them_is_not_run(self, tmp_path):
         class Trap:
             def __reduce__(self):
                 return (open, (str(tmp_path / "trapped"), "w"))
 
-        torch.save(
-            {"format_version": "v2_full_parameters", "model_parameters": {"policy": Trap()}}, tmp_path / "old.pt"
-        )
+        torch.save({"format_version": "v2_full_parameters", "data": {"policy": Trap()}}, tmp_path / "old.pt")
         with pytest.raises(CheckpointError):
             adopt(small(), tmp_path / "old.pt")
         assert not (tmp_path / "trapped").exists()

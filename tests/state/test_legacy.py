@@ -5,16 +5,14 @@ from __future__ import annotations
 import collections
 import io
 import os
-import pickle
 import random
-import warnings
 import zipfile
 
 import numpy as np
 import pytest
 import torch
 
-from driftproof.state import CheckpointError, compare, legacy, read
+from driftproof.state import CheckpointError, compare, legacy
 from tests.state import hostile
 
 
@@ -26,121 +24,135 @@ def agent():
     return model.state_dict(), optimizer.state_dict()
 
 
-def full():
-    """A population's file as earlier versions wrote it, NumPy scalars included."""
+def parameters():
+    """What ``get_parameters()`` of the system that wrote these files returned."""
     policy, optimizer = agent()
     return {
+        "policy": policy,
+        "policy.optimizer": optimizer,
+        "kl_penalty_state": {"beta": np.float64(0.5), "history": [0.1, 0.2]},
+        "vgs_state": {"step_count": 320, "grad_mean_ema": 1.5e-05, "grad_var_ema": 1.7e-07, "grad_norm_ema": 0.030},
+    }
+
+
+def full():
+    """A population's file as it was written, with a performance that NumPy computed."""
+    return {
         "format_version": "v2_full_parameters",
-        "model_parameters": {
-            "policy": policy,
-            "policy.optimizer": optimizer,
-            "vgs_state": {"step": 12, "means": {"weight": torch.ones(3)}},
-            "kl_penalty_state": {"coefficient": np.float64(0.5), "history": [0.1, 0.2]},
-        },
-        "hyperparams": {"learning_rate": np.float32(3e-4), "batch_size": np.int64(64)},
-        "performance": np.float64(123.5),
+        "data": parameters(),
         "step": 5,
-        "member_id": 3,
-        "has_vgs": np.bool_(True),
-        "history": np.arange(3.0),
+        "performance": np.float64(123.5),
     }
 
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_full_parameters(tmp_path, zipped):
-    content, path = full(), tmp_path / "member.pt"
+    content, path = full(), tmp_path / "member_3_step_5.pt"
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
     found = legacy.read(path)  # without a warning
     assert found.format == "v2_full_parameters"
-    assert compare(found.components, content["model_parameters"]) == []
-    assert found.extras["hyperparams"] == content["hyperparams"]
-    assert found.extras["performance"] == 123.5
-    assert found.extras["history"].tolist() == [0, 1, 2]
+    assert compare(found.components, content["data"]) == []
+    assert found.extras == {"step": 5, "performance": 123.5}
     assert found.missing == ["return_scale", "normalizer"]
-    assert found.dropped == []
+    assert found.empty == found.dropped == []
+
+
+def test_components_that_the_agent_did_not_have_are_empty_and_not_missing(tmp_path):
+    content = full()
+    content["data"]["vgs_state"] = None
+    torch.save(content, tmp_path / "member.pt")
+    found = legacy.read(tmp_path / "member.pt")
+    assert found.empty == ["vgs_state"]
+    assert found.missing == ["return_scale", "normalizer"]
+
+
+def test_parameters_without_the_envelope(tmp_path):
+    content = parameters()
+    torch.save(content, tmp_path / "x.pt")
+    found = legacy.read(tmp_path / "x.pt")
+    assert found.format == "parameters"
+    assert compare(found.components, content) == []
+
+
+def test_state_dicts_put_together_by_hand(tmp_path):
+    policy, optimizer = agent()
+    vgs = parameters()["vgs_state"]
+    torch.save(
+        {"model_state_dict": policy, "optimizer_state_dict": optimizer, "vgs_state_dict": vgs}, tmp_path / "x.pt"
+    )
+    found = legacy.read(tmp_path / "x.pt")
+    assert compare(found.components, {"policy": policy, "policy.optimizer": optimizer, "vgs_state": vgs}) == []
+    assert found.missing == ["kl_penalty", "return_scale", "normalizer"]
 
 
 def test_scalars_pickled_by_numpy_1(tmp_path):
     """They name a module that NumPy 2 calls otherwise."""
-    data = pickle.dumps({"format_version": "v2_full_parameters", "performance": np.float64(2.5)}, protocol=2)
-    assert b"numpy._core.multiarray" in data
     file = io.BytesIO()
-    torch.save({"policy": {"w": torch.zeros(1)}, "performance": np.float64(2.5)}, file)
+    torch.save({"format_version": "v2_full_parameters", "data": parameters(), "performance": np.float64(2.5)}, file)
+    assert b"numpy._core.multiarray" in file.getvalue()
     old = io.BytesIO()
     with zipfile.ZipFile(file) as source, zipfile.ZipFile(old, "w") as target:
         for name in source.namelist():
             target.writestr(name, source.read(name).replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
     (tmp_path / "old.pt").write_bytes(old.getvalue())
-    with pytest.warns(UserWarning, match="has no state of"):
-        assert legacy.read(tmp_path / "old.pt").extras == {"performance": 2.5}
+    assert legacy.read(tmp_path / "old.pt").extras == {"performance": 2.5}
 
 
-@pytest.mark.parametrize("key", ["model_state_dict", "policy_state_dict", "state_dict", "policy", "model_parameters"])
-def test_policy_only(tmp_path, key):
+def test_policy_only(tmp_path):
     policy, _ = agent()
-    torch.save({"format_version": "v1_policy_only", key: policy, "step": 3}, tmp_path / "member.pt")
-    with pytest.warns(UserWarning, match="no state of optimizer, vgs, kl_penalty, return_scale, normalizer") as caught:
+    content = {"format_version": "v1_policy_only", "data": policy, "step": 3, "performance": 1.5}
+    torch.save(content, tmp_path / "member.pt")
+    with pytest.warns(FutureWarning, match="the state of optimizer, vgs, kl_penalty, return_scale, norm") as caught:
         found = legacy.read(tmp_path / "member.pt")
     assert len(caught) == 1
     assert found.format == "v1_policy_only"
     assert compare(found.components, {"policy": policy}) == []
-    assert found.extras == {"step": 3}
+    assert found.extras == {"step": 3, "performance": 1.5}
 
 
 def test_bare_state_dict(tmp_path):
     policy, _ = agent()
     torch.save(policy, tmp_path / "policy.pt")
-    with pytest.warns(UserWarning, match="no state of optimizer"):
+    with pytest.warns(FutureWarning, match="holds a policy only"):
         found = legacy.read(tmp_path / "policy.pt")
     assert found.format == "state_dict"
     assert compare(found.components, {"policy": policy}) == []
 
 
-def test_parameters_without_a_version(tmp_path):
-    policy, optimizer = agent()
-    torch.save({"policy": policy, "optimizer_state_dict": optimizer}, tmp_path / "x.pt")
-    with pytest.warns(UserWarning, match="no state of vgs, kl_penalty, return_scale, normalizer"):
-        found = legacy.read(tmp_path / "x.pt")
-    assert list(found.components) == ["policy", "policy.optimizer"]
-    assert compare(found.components["policy.optimizer"], optimizer) == []
-
-
 def test_stable_baselines3(tmp_path):
     from stable_baselines3 import PPO
 
-    model = PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8).learn(8)
+    class Theirs(PPO):
+        """As in the system that wrote these files."""
+
+        def get_parameters(self):
+            params = super().get_parameters()
+            params["kl_penalty_state"] = parameters()["kl_penalty_state"]
+            params["vgs_state"] = parameters()["vgs_state"]
+            params["other_state"] = None
+            return params
+
+    model = Theirs("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8).learn(8)
     model.save(tmp_path / "sb3.zip")
-    with pytest.warns(UserWarning, match="stable_baselines3"):
-        found = legacy.read(tmp_path / "sb3.zip")
+    found = legacy.read(tmp_path / "sb3.zip")
+    assert found.format == "stable_baselines3"
     assert compare(found.components["policy"], dict(model.policy.state_dict())) == []
     assert compare(found.components["policy.optimizer"], model.policy.optimizer.state_dict()) == []
+    for name in ("kl_penalty_state", "vgs_state"):
+        assert compare(found.components[name], parameters()[name]) == []
+    assert found.missing == ["return_scale", "normalizer"]
+    assert found.empty == ["other_state"]
+    assert compare(found.extras, {}) == []
 
 
-def test_convert(tmp_path):
+def test_values_without_a_place_are_listed(tmp_path):
     content = full()
-    content["model_parameters"]["policy"]["shape"] = torch.Size([2])
-    content["hyperparams"]["device"] = torch.device("cpu")
+    content["data"]["policy"]["shape"] = torch.Size([2])
+    content["device"] = torch.device("cpu")
     torch.save(content, tmp_path / "old.pt")
-    report = legacy.convert(tmp_path / "old.pt", tmp_path / "new.zip")
-    checkpoint = read(tmp_path / "new.zip")
-    assert checkpoint.exact is False
-    assert checkpoint.config == {"converted_from": "v2_full_parameters"}
-    before = content["model_parameters"]
-    before["policy"]["shape"] = (2,)
-    assert compare({key: checkpoint.tree[key] for key in before}, before) == []
-    assert checkpoint.tree["legacy"]["performance"] == 123.5
-    text = "\n".join(report)
-    assert "policy: 4 tensors" in text
-    assert "not carried over: hyperparams/device (device)" in text
-    assert "not in the file: normalizer" in text
-
-
-def test_convert_says_what_is_missing_instead_of_warning(tmp_path):
-    torch.save(agent()[0], tmp_path / "old.pt")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        report = legacy.convert(tmp_path / "old.pt", tmp_path / "new.zip")
-    assert "not in the file: optimizer" in report
+    found = legacy.read(tmp_path / "old.pt")
+    assert found.components["policy"]["shape"] == (2,)
+    assert found.dropped == ["device (device)"]
 
 
 def test_match():
@@ -163,10 +175,13 @@ def refused(path):
     "content",
     [
         *({}, [], 3, "text", {"a": 1}, torch.zeros(2), {"format_version": "v2_full_parameters"}),
-        {"format_version": "v3_everything", "policy": {"w": torch.zeros(1)}},
-        {"format_version": "v1_policy_only", "model_state_dict": 3},
-        {"format_version": ["v1_policy_only"], "policy": {"w": torch.zeros(1)}},
-        {"format_version": "v2_full_parameters", "model_parameters": {"policy.optimizer": {}}},
+        {"format_version": "v3_everything", "data": {"w": torch.zeros(1)}},
+        {"format_version": "v1_policy_only", "data": 3},
+        {"format_version": "v1_policy_only", "data": {}},
+        {"format_version": "v1_policy_only", "w": torch.zeros(1)},
+        {"format_version": ["v1_policy_only"], "data": {"w": torch.zeros(1)}},
+        {"format_version": "v2_full_parameters", "data": {"policy.optimizer": {}}},
+        {"format_version": "v2_full_parameters", "data": {"policy": 3}},
     ],
     ids=str,
 )
@@ -181,7 +196,7 @@ def test_other_contents(tmp_path, content):
     [
         lambda payload: payload,
         lambda payload: {"policy": {"w": payload}},
-        lambda payload: {"format_version": "v2_full_parameters", "model_parameters": {"policy": {"w": payload}}},
+        lambda payload: {"format_version": "v2_full_parameters", "data": {"policy": {"w": payload}}},
         lambda payload: {payload: 1},
     ],
 )
@@ -248,7 +263,7 @@ def test_missing_and_strange_paths(tmp_path):
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(6000, marks=pytest.mark.slow)])
-@pytest.mark.filterwarnings("ignore:.*has no state of")
+@pytest.mark.filterwarnings("ignore:.*holds a policy only")
 def test_damaged_files(tmp_path, monkeypatch, count):
     """Truncated and flipped files, and those of the other corpus: a CheckpointError, or what is left of the tensors."""
     monkeypatch.chdir(tmp_path)

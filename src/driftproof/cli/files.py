@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from driftproof.cli import agents
 from driftproof.cli.errors import USER_ERROR, CommandError
-from driftproof.cli.options import Agent, Best, Member, RunsDir
+from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, read_config
+
+if TYPE_CHECKING:
+    from driftproof.config import Config
+    from driftproof.ppo import DistributionalPPO
+    from driftproof.state.legacy import LegacyCheckpoint
 
 
 def inspect(
@@ -29,18 +35,54 @@ def inspect(
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="A file of an earlier format, or of Stable-Baselines3.")],
+    source: Annotated[Path, typer.Argument(help="A checkpoint of an earlier format, or a Stable-Baselines3 zip.")],
     target: Annotated[Path, typer.Argument(help="The checkpoint to write.")],
+    env: EnvId = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="CONFIG", help="A YAML file with the old agent's settings.")
+    ] = None,
+    overrides: Overrides = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the target if it exists.")] = False,
 ) -> None:
-    """Write today's format from an older file. Every tensor goes over; no code in it is run."""
+    """Make an agent of today's format from an older file. What has no place in it is listed; no code in it is run.
+
+    The agent is built for the environment with the settings given, and takes over every tensor that fits by name and
+    shape. The file that is written is a whole agent: `load`, `evaluate` and `train --from` take it.
+    """
     from driftproof.state import legacy
 
     if _is_of_today(source):
         raise CommandError(f"{source} has today's format already: there is nothing to convert")
+    target = target if target.suffix else target.with_suffix(".zip")
     if target.exists() and not overwrite:
         raise FileExistsError(f"{target} exists: give another name, or --overwrite")
-    typer.echo("\n".join(legacy.convert(source, target)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # The report says it.
+        found = legacy.read(source)
+    if config is None and env is None and not overrides:
+        raise CommandError(
+            f"{source} holds an agent's states, not what it was trained in: give --env ID, and --config FILE if its "
+            "networks had other settings than the defaults"
+        )
+    agent, report = _converted(found, read_config(config, env, overrides))
+    try:
+        agent.save(target)
+    finally:
+        agent.env.close()  # type: ignore[union-attr]
+    typer.echo("\n".join([f"{source}: {found.format}", *report, f"written: {target}"]))
+
+
+def _converted(found: LegacyCheckpoint, settings: Config) -> tuple[DistributionalPPO, list[str]]:
+    """An agent with what the file holds, as far as it fits, and a report in lines."""
+    from driftproof.config import build_agent
+    from driftproof.ppo.legacy import adopt
+
+    agent = build_agent(settings)
+    try:
+        return agent, adopt(agent, found)
+    except BaseException:
+        agent.env.close()  # type: ignore[union-attr]
+        raise
 
 
 def _is_of_today(path: Path) -> bool:

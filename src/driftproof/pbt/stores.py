@@ -76,9 +76,9 @@ class FolderStore:
             raise KeyError(f"there are no parameters of member {member_id} in {self.folder}")
         latest = max(matches, key=lambda match: int(match["step"] or 0))
         found = legacy.read(self.folder / latest[0])
-        if found.format == "v2_full_parameters":
-            return found.components, "v2_full_parameters"
-        return found.components["policy"], "v1_policy_only"
+        if found.is_policy_only:
+            return found.components["policy"], "v1_policy_only"
+        return {**found.components, **dict.fromkeys(found.empty)}, "v2_full_parameters"
 
     def _names(self) -> list[str]:
         try:

@@ -1,8 +1,12 @@
-"""Reads files of earlier formats, and makes today's of them.
+"""Reads checkpoints of earlier formats. No code in them is run.
 
-These are ``.pt`` files of populations with ``format_version`` ``"v2_full_parameters"`` or ``"v1_policy_only"``, state
-dicts as they are, and the parameters in files of Stable-Baselines3. All are pickles, from which tensors and plain
-values are taken and nothing else.
+- Population members, ``member_<i>_step_<n>.pt``: ``{"format_version": "v2_full_parameters", "data": ..., "step": ...,
+  "performance": ...}``, or ``"v1_policy_only"`` with the policy's state dict as ``data``.
+- The same without the envelope: what ``get_parameters()`` returned, ``{"model_state_dict": ...,
+  "optimizer_state_dict": ..., "vgs_state_dict": ...}``, or the policy's state dict alone.
+- Zip files of Stable-Baselines3, with every ``*.pth`` in them.
+
+All of them are pickles, read with ``weights_only=True``: tensors, plain values and NumPy's numbers, and nothing else.
 """
 
 from __future__ import annotations
@@ -13,8 +17,8 @@ import re
 import warnings
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -22,45 +26,58 @@ from torch import Tensor
 
 from driftproof.state._codec import MAX_DEPTH, Path, check_key, kind_of, render
 from driftproof.state._reader import MAX_JSON_VALUES, CheckpointError, open_regular
-from driftproof.state.files import write
-from driftproof.state.tree import describe
+from driftproof.state._text import printable
 
-_PARAMETERS = ("model_parameters", "parameters", "model_params")
-"""Keys under which files hold what ``get_parameters()`` returns."""
+Format: TypeAlias = Literal["v2_full_parameters", "v1_policy_only", "parameters", "state_dict", "stable_baselines3"]
+"""``parameters`` and ``state_dict`` are the first two without ``format_version``."""
 
-_POLICY = ("policy", "model_state_dict", "policy_state_dict", "state_dict", "model_state", "policy_state")
-"""Keys under which files hold the policy's state dict."""
+_STATE_DICTS = {"model_state_dict": "policy", "optimizer_state_dict": "policy.optimizer", "vgs_state_dict": "vgs_state"}
+"""Keys of checkpoints that were put together by hand, and what ``get_parameters()`` calls the same states."""
 
-_OTHERS = {
-    "optimizer": ("policy.optimizer", "optimizer", "optimizer_state_dict", "optimizer_state"),
-    "vgs": ("vgs_state", "vgs", "vgs_state_dict"),
-    "kl_penalty": ("kl_penalty_state", "kl_penalty", "kl_penalty_state_dict"),
-    "return_scale": ("return_scale_state", "return_scale", "return_scale_state_dict"),
-    "normalizer": ("normalizer_state", "normalizer", "vec_normalize_state", "vec_normalize", "vecnormalize"),
+_AGENT = {
+    "optimizer": "policy.optimizer",
+    "vgs": "vgs_state",
+    "kl_penalty": "kl_penalty_state",
+    "return_scale": "return_scale_state",
+    "normalizer": "normalizer_state",
 }
-"""What an agent has besides its policy, and the keys it may have in a file; the first is the one it gets."""
+"""What an agent has besides its policy, and what ``get_parameters()`` calls it."""
+
+_MOST_MEMBERS = 1000
+"""Of a zip file; those of Stable-Baselines3 have fewer than ten."""
 
 
 @dataclass(frozen=True)
 class LegacyCheckpoint:
     """What a file of an earlier format holds."""
 
-    format: str
-    """``v2_full_parameters``, ``v1_policy_only``, ``state_dict`` or ``stable_baselines3``."""
+    source: str
+    """The file."""
+    format: Format
     components: dict[str, dict[Any, Any]]
-    """States by the names that ``get_parameters()`` uses."""
+    """States by the names that ``get_parameters()`` uses; ``policy`` is always one of them."""
+    empty: list[str]
+    """Components that the file says the agent did not have: ``None`` instead of a state."""
     extras: dict[str, Any]
-    """Whatever else it holds."""
-    missing: list[str]
-    """What an agent has and this file does not."""
-    dropped: list[str] = field(default_factory=list)
+    """Whatever else it holds, such as ``step`` and ``performance``."""
+    dropped: list[str]
     """Places of values that have no place in a tree."""
+
+    @property
+    def is_policy_only(self) -> bool:
+        """Whether nothing that belongs to the policy is there, neither optimizer nor statistics."""
+        return not any(name in self.components for name in _AGENT.values())
+
+    @property
+    def missing(self) -> list[str]:
+        """What an agent has and this file says nothing of."""
+        return [part for part, name in _AGENT.items() if name not in self.components and name not in self.empty]
 
 
 def read(source: str | os.PathLike[str], device: torch.device | str = "cpu") -> LegacyCheckpoint:
     """Read a file of an earlier format. No code in it is run.
 
-    Warns of what is missing if the file holds no more than a policy.
+    Warns, with a ``FutureWarning``, if the file holds no more than a policy.
 
     Raises:
         CheckpointError: It is none, or it holds something else than tensors and plain values.
@@ -70,43 +87,21 @@ def read(source: str | os.PathLike[str], device: torch.device | str = "cpu") -> 
     with open_regular(source) as file:
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
-        content = _content(file, name, device, size)
-    cleaned = _Cleaner(name, limit=4 * size + 2**20)
-    found = _sorted_out(cleaned.clean(content, ()), name)
-    missing = [part for part, keys in _OTHERS.items() if not found.components.keys() & set(keys)]
-    found = LegacyCheckpoint(found.format, found.components, found.extras, missing, cleaned.dropped)
-    if found.format != "v2_full_parameters" and missing:
+        content, is_zip = _content(file, name, device, size)
+    cleaner = _Cleaner(name, limit=4 * size + 2**20)
+    content = cleaner.clean(content, ())
+    version, parameters, extras = ("stable_baselines3", content, {}) if is_zip else _opened(content, name)
+    states, empty, others = _sorted_out(parameters)
+    if not states.get("policy"):
+        raise CheckpointError(f"{name} holds no policy that a file of an earlier format has; it has {_listed(content)}")
+    found = LegacyCheckpoint(name, version, states, empty, {**others, **extras}, cleaner.dropped)
+    if found.is_policy_only:
         warnings.warn(
-            f"{name} ({found.format}) has no state of {', '.join(missing)}: training continues with new ones",
+            f"{name} ({found.format}) holds a policy only, without the state of {', '.join(found.missing)}",
+            FutureWarning,
             stacklevel=2,
         )
     return found
-
-
-def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> list[str]:
-    """Write today's format from a file of an earlier one; extras go under ``legacy``.
-
-    Returns:
-        A report in lines: what was carried over, what was not, and what an agent has besides.
-
-    Raises:
-        CheckpointError: As :func:`read`.
-        OSError: The target cannot be written.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the report says it
-        found = read(source)
-    tree = {**found.components, "legacy": {"format": found.format, **found.extras}}
-    write(target, tree, config={"converted_from": found.format}, exact=False)
-    report = [f"{os.fspath(source)}: {found.format}"]
-    for name, part in tree.items():
-        leaves = describe(part)
-        tensors = sum(leaf.dtype is not None for leaf in leaves)
-        size = sum(leaf.bytes for leaf in leaves)
-        report.append(f"{name}: {tensors:,} tensors and {len(leaves) - tensors:,} values, {size:,} bytes")
-    report += [f"not carried over: {place}" for place in found.dropped]
-    report += [f"not in the file: {part}" for part in found.missing]
-    return [*report, f"written: {os.fspath(target)}"]
 
 
 def match(
@@ -118,33 +113,38 @@ def match(
         These tensors, then the names of those that nobody wants, that are missing, and that have another shape.
     """
     shared = state.keys() & wanted.keys()
-    fitting = {name: tensor for name, tensor in state.items() if name in shared and tensor.shape == wanted[name].shape}
+    fitting = {
+        name: tensor
+        for name, tensor in state.items()
+        if name in shared and isinstance(tensor, Tensor) and tensor.shape == wanted[name].shape
+    }
     unused = [name for name in state if name not in shared]
     missing = [name for name in wanted if name not in shared]
     wrong_shape = [name for name in wanted if name in shared and name not in fitting]
     return fitting, unused, missing, wrong_shape
 
 
-def _content(file: BinaryIO, name: str, device: torch.device | str, size: int) -> Any:
+def _content(file: BinaryIO, name: str, device: torch.device | str, size: int) -> tuple[Any, bool]:
+    """What the file holds, and whether it is a zip file of Stable-Baselines3."""
     if file.read(4) != b"PK\x03\x04":
-        return _unpickled(file, name, device)
+        return _unpickled(file, name, device), False
     try:
         with zipfile.ZipFile(file) as archive:
-            entries = {info.filename: info for info in archive.infolist()}
+            entries = archive.infolist()
             # Compressed members could become any size.
-            if (
-                any(info.compress_type for info in entries.values())
-                or sum(i.file_size for i in entries.values()) > size
-            ):
+            if any(info.compress_type for info in entries) or sum(info.file_size for info in entries) > size:
                 raise CheckpointError(f"{name} has compressed members, which none of our files has")
-            if "policy.pth" not in entries:
-                return _unpickled(file, name, device)
-            parts = [entry for entry in entries if entry in ("policy.pth", "policy.optimizer.pth")]
-            members = {entry: io.BytesIO(archive.read(entry)) for entry in parts}
+            if "policy.pth" not in archive.namelist():
+                return _unpickled(file, name, device), False
+            if len(entries) > _MOST_MEMBERS:
+                raise CheckpointError(f"{name} has {len(entries):,} members, more than any agent")
+            parts = [info.filename for info in entries if info.filename.endswith(".pth")]
+            members = {part.removesuffix(".pth"): io.BytesIO(archive.read(part)) for part in parts}
+    except CheckpointError:
+        raise
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, OSError, RuntimeError) as error:
-        raise CheckpointError(f"{name} is damaged: {error}; take another copy of it") from error
-    loaded = {entry.removesuffix(".pth"): _unpickled(member, name, device) for entry, member in members.items()}
-    return {"format_version": "stable_baselines3", "model_parameters": loaded}
+        raise CheckpointError(f"{name} is damaged: {printable(error)}; take another copy of it") from error
+    return {part: _unpickled(member, name, device) for part, member in members.items()}, True
 
 
 def _unpickled(file: BinaryIO, name: str, device: torch.device | str) -> Any:
@@ -212,43 +212,37 @@ class _Cleaner:
 _DROPPED = object()
 
 
-def _sorted_out(content: Any, name: str) -> LegacyCheckpoint:
-    """Find the components among the keys."""
+def _opened(content: Any, name: str) -> tuple[Format, dict[Any, Any], dict[str, Any]]:
+    """The format, the states that are in its envelope, and what else is there."""
     if not isinstance(content, dict) or not content:
         raise CheckpointError(f"{name} holds no dict of an agent's states")
-    if _is_state_dict(content):
-        return LegacyCheckpoint("state_dict", {"policy": content}, {}, [])
-    rest = dict(content)
-    version = rest.pop("format_version", "state_dict")
-    if version not in ("v2_full_parameters", "v1_policy_only", "state_dict", "stable_baselines3"):
-        raise CheckpointError(f"{name} has the format_version {version!r}, which this driftproof does not know")
-    components: dict[str, dict[Any, Any]] = {}
-    for key in _PARAMETERS:
-        parameters = rest.get(key)
-        if isinstance(parameters, dict):
-            del rest[key]
-            whole = _is_state_dict(parameters)
-            components.update({"policy": parameters} if whole else _dicts(parameters))
-            rest.update({} if whole else {part: value for part, value in parameters.items() if part not in components})
-    for key in _POLICY:
-        if "policy" not in components and isinstance(rest.get(key), dict):
-            components["policy"] = rest.pop(key)
-    for keys in _OTHERS.values():
-        for key in keys:
-            if keys[0] not in components and isinstance(rest.get(key), dict):
-                components[keys[0]] = rest.pop(key)
-    if not components.get("policy"):
-        raise CheckpointError(f"{name} has no policy under any key of an earlier format; it has {_listed(content)}")
-    return LegacyCheckpoint(version, components, rest, [])
+    if "format_version" not in content:
+        if _is_state_dict(content):
+            return "state_dict", {"policy": content}, {}
+        states = {_STATE_DICTS.get(key, key): value for key, value in content.items()}
+        return "parameters", states, {}
+    extras = {str(key): value for key, value in content.items() if key not in ("format_version", "data")}
+    version, data = content["format_version"], content.get("data")
+    if version not in ("v2_full_parameters", "v1_policy_only"):
+        raise CheckpointError(
+            f"{name} has the format_version {printable(repr(version), 60)}, which this driftproof does not know"
+        )
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{name} ({version}) holds no states under 'data'; it has {_listed(content)}")
+    return version, {"policy": data} if _is_state_dict(data) else data, extras
+
+
+def _sorted_out(parameters: dict[Any, Any]) -> tuple[dict[str, dict[Any, Any]], list[str], dict[str, Any]]:
+    """States by name, names of those that are ``None``, and the rest."""
+    states = {str(key): value for key, value in parameters.items() if isinstance(value, dict)}
+    empty = [str(key) for key, value in parameters.items() if value is None]
+    others = {str(key): value for key, value in parameters.items() if value is not None and not isinstance(value, dict)}
+    return states, empty, others
 
 
 def _is_state_dict(value: dict[Any, Any]) -> bool:
     return bool(value) and all(type(key) is str and isinstance(item, Tensor) for key, item in value.items())
 
 
-def _dicts(value: dict[Any, Any]) -> dict[str, dict[Any, Any]]:
-    return {str(key): item for key, item in value.items() if isinstance(item, dict)}
-
-
 def _listed(content: dict[Any, Any]) -> str:
-    return ", ".join(repr(str(key)[:40]) for key in list(content)[:10])
+    return ", ".join(printable(repr(key), 40) for key in list(content)[:10]) or "nothing"
