@@ -24,6 +24,7 @@ from driftproof._arguments import check_count, check_flag, check_number, check_o
 from driftproof.nn.cores import Core, CoreName, NoCore, State, make_core, mask_state, paired_stepper
 from driftproof.nn.distributions import Gaussian, distribution_for
 from driftproof.nn.heads import CategoricalHead, QuantileHead, ValueHead
+from driftproof.nn.networks import Critic, dense_network, layer_widths, output_width
 from driftproof.nn.segments import Segments
 
 Observation: TypeAlias = "Tensor | dict[str, Tensor]"
@@ -53,19 +54,6 @@ class Evaluation(NamedTuple):
 
 
 RolloutStep: TypeAlias = Callable[[Observation, PolicyState], tuple[Tensor, Tensor, PolicyState]]
-
-
-class Critic(nn.Module):
-    """A network of its own and a value head on what the critics' core remembers."""
-
-    def __init__(self, network: nn.Sequential, head: ValueHead) -> None:
-        super().__init__()
-        self.network, self.head = network, head
-
-    def forward(self, memory: Tensor) -> Tensor:
-        """The head's prediction ``[..., outputs]``."""
-        prediction: Tensor = self.head(self.network(memory))
-        return prediction
 
 
 class DistributionalPolicy(BasePolicy):
@@ -168,9 +156,9 @@ class DistributionalPolicy(BasePolicy):
         features = int(self.features_extractor.features_dim)  # Some give numbers of NumPy, which torch does not take.
         self.actor_core = make_core(core, features, lstm_hidden_size, n_lstm_layers)
         memory = self.actor_core.units
-        actor_arch, critic_arch = _widths(net_arch, self.features_extractor)
-        self.actor_network = _network(memory, actor_arch, activation_fn)
-        self.action_head = nn.Linear(_width(self.actor_network, memory), self._outputs())
+        actor_arch, critic_arch = layer_widths(net_arch, self.features_extractor)
+        self.actor_network = dense_network(memory, actor_arch, activation_fn)
+        self.action_head = nn.Linear(output_width(self.actor_network, memory), self._outputs())
         if isinstance(self.distribution, Gaussian):
             self.log_std = nn.Parameter(torch.full((self._outputs(),), float(log_std_init)))
 
@@ -185,8 +173,10 @@ class DistributionalPolicy(BasePolicy):
                 return QuantileHead(width, num_quantiles, huber_kappa)
             return CategoricalHead(width, num_atoms, v_min, v_max)
 
-        networks = [_network(memory, critic_arch, activation_fn) for _ in range(2 if twin_critics else 1)]
-        self.critics = nn.ModuleList([Critic(network, make_head(_width(network, memory))) for network in networks])
+        networks = [dense_network(memory, critic_arch, activation_fn) for _ in range(2 if twin_critics else 1)]
+        self.critics = nn.ModuleList(
+            [Critic(network, make_head(output_width(network, memory))) for network in networks]
+        )
         if ortho_init:
             self._initialise()
 
@@ -549,41 +539,8 @@ NAMED_POLICIES: dict[str, type[DistributionalPolicy]] = {
 """Policies that go by their names."""
 
 
-def _widths(
-    net_arch: Sequence[int] | Mapping[str, Sequence[int]] | None, extractor: BaseFeaturesExtractor
-) -> tuple[list[int], list[int]]:
-    if net_arch is None:
-        net_arch = [] if isinstance(extractor, NatureCNN) else [64, 64]
-    if isinstance(net_arch, Mapping):
-        unknown = set(net_arch) - {"pi", "vf"}
-        if unknown:
-            raise ValueError(f'Invalid net_arch: {dict(net_arch)!r}; its keys must be "pi" and "vf"')
-        actor, critic = net_arch.get("pi", []), net_arch.get("vf", [])
-    else:
-        actor = critic = net_arch
-    for widths in (actor, critic):
-        if not isinstance(widths, Sequence) or not all(isinstance(width, int) and width >= 1 for width in widths):
-            raise ValueError(f"Invalid net_arch: {net_arch!r}; widths must be whole numbers of at least 1")
-    return list(actor), list(critic)
-
-
 def _run(core: Core, features: Tensor, start: State, segments: Segments | None, keep: Tensor | None) -> Tensor:
     return core(features, start, segments) if keep is None else core.masked(features, start, keep)
-
-
-def _network(width: int, widths: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
-    if not callable(activation):
-        raise TypeError(f"activation_fn must be a class of torch.nn, not {activation!r}")
-    layers: list[nn.Module] = []
-    for next_width in widths:
-        layers += [nn.Linear(width, next_width), activation()]
-        width = next_width
-    return nn.Sequential(*layers)
-
-
-def _width(network: nn.Sequential, before: int) -> int:
-    widths = [layer.out_features for layer in network if isinstance(layer, nn.Linear)]
-    return widths[-1] if widths else before
 
 
 def map_observation(observation: Observation, function: Callable[[Tensor], Tensor]) -> Observation:

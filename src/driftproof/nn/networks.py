@@ -1,0 +1,63 @@
+"""Networks of dense layers: behind the recurrent core of the actor, and of each critic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN
+from torch import Tensor, nn
+
+from driftproof.nn.heads import ValueHead
+
+
+class Critic(nn.Module):
+    """A network of its own and a value head on what the critics' core remembers."""
+
+    def __init__(self, network: nn.Sequential, head: ValueHead) -> None:
+        super().__init__()
+        self.network, self.head = network, head
+
+    def forward(self, memory: Tensor) -> Tensor:
+        """The head's prediction ``[..., outputs]``."""
+        prediction: Tensor = self.head(self.network(memory))
+        return prediction
+
+
+def layer_widths(
+    net_arch: Sequence[int] | Mapping[str, Sequence[int]] | None, extractor: BaseFeaturesExtractor
+) -> tuple[list[int], list[int]]:
+    """Widths of the actor's and of the critics' layers from a ``net_arch``, of which ``None`` is the default.
+
+    Raises:
+        ValueError: It has unknown keys, or widths that are none.
+    """
+    if net_arch is None:
+        net_arch = [] if isinstance(extractor, NatureCNN) else [64, 64]
+    if isinstance(net_arch, Mapping):
+        unknown = set(net_arch) - {"pi", "vf"}
+        if unknown:
+            raise ValueError(f'Invalid net_arch: {dict(net_arch)!r}; its keys must be "pi" and "vf"')
+        actor, critic = net_arch.get("pi", []), net_arch.get("vf", [])
+    else:
+        actor = critic = net_arch
+    for widths in (actor, critic):
+        if not isinstance(widths, Sequence) or not all(isinstance(width, int) and width >= 1 for width in widths):
+            raise ValueError(f"Invalid net_arch: {net_arch!r}; widths must be whole numbers of at least 1")
+    return list(actor), list(critic)
+
+
+def dense_network(width: int, widths: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
+    """Dense layers of these widths, each with an activation, for inputs of a given width."""
+    if not callable(activation):
+        raise TypeError(f"activation_fn must be a class of torch.nn, not {activation!r}")
+    layers: list[nn.Module] = []
+    for next_width in widths:
+        layers += [nn.Linear(width, next_width), activation()]
+        width = next_width
+    return nn.Sequential(*layers)
+
+
+def output_width(network: nn.Sequential, before: int) -> int:
+    """Width of what a network returns; without layers, that of its inputs."""
+    widths = [layer.out_features for layer in network if isinstance(layer, nn.Linear)]
+    return widths[-1] if widths else before
