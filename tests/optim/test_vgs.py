@@ -897,3 +897,44 @@ class TestMetrics:
         assert {k: v.item() for k, v in statistics.items()} == dict.fromkeys(
             ("grad_norm", "grad_mean", "grad_var", "grad_max"), 0.0
         )
+
+
+EARLIER = {"step_count": 320, "grad_mean_ema": 1.5e-05, "grad_var_ema": 1.7e-07, "grad_norm_ema": 0.030}
+
+
+def test_states_of_earlier_versions_keep_what_means_the_same():
+    model = torch.nn.Linear(3, 2)
+    scaler = VarianceGradientScaler(model.named_parameters(), warmup_steps=2)
+    for _ in range(5):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        scaler.scale_gradients()
+        scaler.step()
+    assert scaler.get_scaling_factor() < 1
+    with pytest.warns(FutureWarning, match=r"of an earlier version.*begins anew, with its warm-up"):
+        scaler.load_state_dict({**EARLIER, "grad_max_ema": 0.5, "beta": 0.99, "alpha": 0.1})
+    assert scaler.step_count == 0
+    assert scaler.get_scaling_factor() == 1
+    assert scaler.get_normalized_variance() == 0
+    # The next step continues the averages over the whole gradient, and begins those of each tensor.
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert float(scaler.scale_gradients()) == 1
+    metrics = scaler.metrics()
+    assert float(metrics["vgs/grad_norm_ema"]) == pytest.approx(0.99 * 0.030 + 0.01 * 8**0.5)
+    assert float(metrics["vgs/grad_max_ema"]) == pytest.approx(0.99 * 0.5 + 0.01)
+    assert float(metrics["vgs/grad_mean_ema"]) == pytest.approx(1)
+
+
+def test_states_of_earlier_versions_before_their_first_step():
+    scaler = VarianceGradientScaler([torch.zeros(3)])
+    with pytest.warns(FutureWarning):
+        scaler.load_state_dict({"step_count": 0, "grad_mean_ema": None, "grad_var_ema": None, "grad_norm_ema": None})
+    assert scaler.metrics()["vgs/grad_norm_ema"] == 0
+
+
+@pytest.mark.parametrize("wrong", ["0.1", True, float("inf"), -1.0, [0.1], torch.zeros(2), 10**400])
+def test_states_of_earlier_versions_that_are_wrong(wrong):
+    scaler = VarianceGradientScaler([torch.zeros(3)])
+    with pytest.warns(FutureWarning), pytest.raises(ValueError, match="Invalid grad_norm_ema"):
+        scaler.load_state_dict({**EARLIER, "grad_norm_ema": wrong})

@@ -133,11 +133,16 @@ def test_a_new_agent_goes_on_in_the_middle_of_a_training():
     assert late.agent.policy.optimizer.param_groups[0]["lr"] == pytest.approx(2e-4)
 
 
-def test_a_legacy_policy_is_taken_over_without_moments():
+def test_a_legacy_policy_is_taken_over_without_moments_and_statistics():
     donor, weak = trainee(0), trainee(1)
     donor.train(2)
     weak.train(2)
-    weak.inherit(donor.agent.policy.state_dict(), "v1_policy_only", {"gamma": 0.9})
+    assert weak.agent.vgs.step_count > 0
+    with pytest.warns(FutureWarning, match="a policy only: .*statistics of variance gradient scaling begin anew"):
+        weak.inherit(donor.agent.policy.state_dict(), "v1_policy_only", {"gamma": 0.9})
+    assert weak.agent.vgs.step_count == 0
+    assert weak.agent.vgs.get_normalized_variance() == 0
+    weak.inherit(donor.agent.policy.state_dict(), "v1_policy_only", {"gamma": 0.9})  # It has been said.
     assert not compare(dict(weak.agent.policy.state_dict()), dict(donor.agent.policy.state_dict()))
     assert weak.agent.policy.optimizer.state_dict()["state"] == {}
     assert weak.agent.gamma == 0.9

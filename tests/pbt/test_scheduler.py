@@ -387,9 +387,9 @@ def test_a_member_that_never_reported_is_not_ready():
 # Formats
 
 
-def test_a_state_dict_still_works_and_is_deprecated():
+def test_a_state_dict_still_works_with_one_warning():
     scheduler = population(2)
-    with pytest.warns(DeprecationWarning, match=r"give model_parameters=agent\.get_parameters\(\)"):
+    with pytest.warns(FutureWarning, match=r"give model_parameters=agent\.get_parameters\(\)"):
         scheduler.update_performance(0, 1.0, 1, model_state_dict={"weight": torch.ones(2)})
     scheduler.update_performance(1, 0.0, 1, parameters(1, 1))
     tree, _, kind = scheduler.exploit_and_explore(1)
@@ -398,8 +398,7 @@ def test_a_state_dict_still_works_and_is_deprecated():
     assert scheduler.statistics()["checkpoint_formats"] == {"v1_policy_only": 1}
     # One who gave all of it once stays with that.
     scheduler.update_performance(0, 1.0, 2, parameters(0, 2))
-    with pytest.warns(DeprecationWarning, match="model_state_dict"):
-        scheduler.update_performance(0, 1.0, 3, model_state_dict={"weight": torch.ones(2)})
+    scheduler.update_performance(0, 1.0, 3, model_state_dict={"weight": torch.ones(2)})  # warned of it already
     scheduler.update_performance(1, 0.0, 3, parameters(1, 3))
     tree, _, kind = scheduler.exploit_and_explore(1)
     assert kind == "v2_full_parameters"
@@ -408,7 +407,7 @@ def test_a_state_dict_still_works_and_is_deprecated():
 
 def test_with_both_all_of_it_counts():
     scheduler = population(2)
-    with pytest.warns(DeprecationWarning, match="model_state_dict"):
+    with pytest.warns(FutureWarning, match="model_state_dict"):
         scheduler.update_performance(0, 1.0, 1, parameters(0, 1), {"weight": torch.ones(2)})
     scheduler.update_performance(1, 0.0, 1)
     assert scheduler.exploit_and_explore(1)[2] == "v2_full_parameters"

@@ -24,7 +24,6 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, unwrap_vec_normalize
 
 from driftproof.ppo import Cosine, DistributionalPPO, Linear, SaveCheckpoints
-from driftproof.ppo.legacy import adopt
 from driftproof.ppo.manifest import decode, encode
 from driftproof.state import CheckpointError, compare, flatten, inspect, read, unflatten, without, write
 
@@ -592,71 +591,6 @@ def test_settings_are_those_that_make_the_same_agent():
     again = DistributionalPPO(env=cart_poles(), device="cpu", **given)
     assert dict(again.hyperparams) == dict(agent.hyperparams)
     assert again.settings() == given
-
-
-class TestOlderFiles:
-    def v2(self, agent, path):
-        torch.save(
-            {
-                "format_version": "v2_full_parameters",
-                "data": agent.get_parameters(),
-                "step": 7,
-                "performance": np.float64(12.5),
-            },
-            path,
-        )
-
-    def test_full_parameters_are_taken_over_whole(self, tmp_path):
-        donor, agent = small().learn(2 * UPDATE), small(seed=1)
-        self.v2(donor, tmp_path / "old.pt")
-        lines = adopt(agent, tmp_path / "old.pt")
-        for name in ("optimizer", "vgs", "return_scale", "entropy", "hyperparams", "normalizer"):
-            assert not compare(learned(agent)[name], learned(donor)[name]), name
-        assert not compare(learned(agent)["policy"], learned(donor)["policy"])
-        assert any("policy.optimizer: taken over" in line for line in lines)
-        agent.save(tmp_path / "new.zip")
-        assert_same(DistributionalPPO.load(tmp_path / "new.zip", device="cpu"), agent)
-
-    def test_a_policy_alone_lists_what_is_missing(self, tmp_path):
-        donor, agent = small().learn(UPDATE), small(seed=1)
-        torch.save({"format_version": "v1_policy_only", "data": donor.policy.state_dict()}, tmp_path / "1.pt")
-        torch.save(donor.policy.state_dict(), tmp_path / "bare.pt")
-        for name in ("1.pt", "bare.pt"):
-            lines = adopt(agent, tmp_path / name)
-            assert {f"{part}: not in the file" for part in ("optimizer", "vgs", "return_scale")} <= set(lines)
-            assert not compare(learned(agent)["policy"], learned(donor)["policy"])
-
-    def test_what_does_not_match_is_listed(self, tmp_path):
-        donor = small(policy_kwargs={"net_arch": [9]}).learn(UPDATE)
-        agent = small()
-        self.v2(donor, tmp_path / "old.pt")
-        before = learned(agent)["policy"]["action_head.weight"]
-        lines = "\n".join(adopt(agent, tmp_path / "old.pt"))
-        assert "of another shape" in lines
-        assert "action_head.weight" in lines
-        assert "policy.optimizer: not taken over" in lines
-        assert torch.equal(learned(agent)["policy"]["action_head.weight"], before)
-        name = "actor_core.recurrence.weight_hh_l0"
-        assert torch.equal(agent.policy.state_dict()[name], donor.policy.state_dict()[name])
-
-    def test_a_policy_of_which_nothing_fits_is_refused(self, tmp_path):
-        agent = small()
-        before = agent.state_tree()
-        policy = {f"net.{name}": tensor for name, tensor in agent.policy.state_dict().items()}
-        torch.save({"format_version": "v1_policy_only", "data": policy}, tmp_path / "old.pt")
-        with pytest.raises(CheckpointError, match=r"none of .* fits .*; without a place: net\..* wanted: "):
-            adopt(agent, tmp_path / "old.pt")
-        assert not compare(agent.state_tree(), before)
-
-    def test_code_in_them_is_not_run(self, tmp_path):
-        class Trap:
-            def __reduce__(self):
-                return (open, (str(tmp_path / "trapped"), "w"))
-
-        torch.save({"format_version": "v2_full_parameters", "data": {"policy": Trap()}}, tmp_path / "old.pt")
-        with pytest.raises(CheckpointError):
-            adopt(small(), tmp_path / "old.pt")
-        assert not (tmp_path / "trapped").exists()
 
 
 class TestWhatReviewersFound:

@@ -79,7 +79,9 @@ def _converted(found: LegacyCheckpoint, settings: Config) -> tuple[Distributiona
 
     agent = build_agent(settings)
     try:
-        return agent, adopt(agent, found)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # The report says it.
+            return agent, adopt(agent, found)
     except BaseException:
         agent.env.close()  # type: ignore[union-attr]
         raise

@@ -229,7 +229,7 @@ def _observations(agent: DistributionalPPO, graph: StepGraph, rng: np.random.Gen
     for key, name in zip(graph.keys, graph.inputs, strict=False):
         part = space[key] if key else space
         if key in moments:
-            mean, std = moments[key]["mean"], np.sqrt(moments[key]["var"])
+            mean, std = moments[key]["mean"].numpy(), np.sqrt(moments[key]["var"].numpy())
             result[name] = (mean + std * rng.standard_normal((batch, *part.shape))).astype(part.dtype)
         else:
             result[name] = np.stack([_sample(part, rng) for _ in range(batch)])

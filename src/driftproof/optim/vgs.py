@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import torch
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from driftproof._arguments import check_count, check_flag, check_number, check_option
 from driftproof.optim._gradient_statistics import GradientStatistics, Statistic, gradient_totals, scale_all
 from driftproof.optim._step_scaling import StepScaling
+from driftproof.optim.earlier_states import EARLIER_STATE, is_earlier_state, with_earlier_averages
 
 ApplyTo: TypeAlias = Literal["gradient", "update"]
 
@@ -205,8 +206,7 @@ class VarianceGradientScaler:
 
     def reset_statistics(self) -> None:
         """Forget all averages and the step count, so that the warm-up begins again."""
-        old = self._statistics
-        self._statistics = GradientStatistics(old.keys if old.params else [], old.params, self.statistic)
+        self._statistics = self._new_statistics()
         self._step_count.zero_()
         self._factor.fill_(1)
         self.reset_history()
@@ -258,13 +258,39 @@ class VarianceGradientScaler:
             **self._statistics.state_dict(),
         }
 
+    def initial_state_dict(self) -> dict[str, Any]:
+        """The state after :meth:`reset_statistics`, without resetting anything."""
+        return {
+            "statistic": self.statistic,
+            "named": self._named,
+            "step_count": torch.zeros_like(self._step_count),
+            "factor": torch.ones_like(self._factor),
+            **self._new_statistics().state_dict(),
+        }
+
+    def upgraded(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """A state in today's form from one with ``step_count``, ``grad_norm_ema``, … and nothing for each tensor.
+
+        Averages over the whole gradient, which are metrics, are kept. What sets the factor is not in such a state: it
+        begins anew, and the step count with it, or there would be no warm-up.
+
+        Raises:
+            ValueError: What should be a number is none.
+        """
+        return with_earlier_averages(self.initial_state_dict(), state_dict)
+
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue as the saved scaler would have. The parameters may also be given afterwards.
 
+        A state of an earlier form is :meth:`upgraded`, with a ``FutureWarning``.
+
         Raises:
             ValueError: The state does not fit; nothing has changed.
         """
+        if is_earlier_state(state_dict):
+            warnings.warn(EARLIER_STATE, FutureWarning, stacklevel=2)
+            state_dict = self.upgraded(state_dict)
         if state_dict.get("statistic") != self.statistic:
             raise ValueError(
                 f"the state has statistic {state_dict.get('statistic')!r}: build the scaler with that, "
@@ -302,6 +328,10 @@ class VarianceGradientScaler:
     def __getstate__(self) -> dict[str, Any]:
         # A logger belongs to a place, not to the scaler.
         return {**self.__dict__, "logger": None}
+
+    def _new_statistics(self) -> GradientStatistics:
+        old = self._statistics
+        return GradientStatistics(old.keys if old.params else [], old.params, self.statistic)
 
     def _fold(self) -> bool:
         statistics = self._statistics

@@ -100,22 +100,18 @@ class Trainee:
         """Become another agent, with other hyper-parameters, in one's own environments.
 
         Args:
-            parameters: What its ``get_parameters()`` returned; of legacy files, the policy's state dict.
+            parameters: What its ``get_parameters()`` returned, or of legacy files, the policy's state dict: then the
+                optimizer begins without moments and variance gradient scaling anew, with a ``FutureWarning``.
             tree_format: Which of the two.
             hyperparams: In force from now on.
             optimizer: ``"copy"``: goes on with its moments; ``"reset"``: begins without any.
         """
         agent = self.agent
         self._check(hyperparams)
-        if tree_format == "v1_policy_only":
-            states = {**agent.get_parameters(), "policy": parameters}
-        else:
-            states = dict(parameters)
-        if optimizer == "reset" or tree_format == "v1_policy_only":
+        states = dict(parameters)
+        if optimizer == "reset" and tree_format == "v2_full_parameters" and states.get("policy.optimizer") is not None:
             states["policy.optimizer"] = {**states["policy.optimizer"], "state": {}}
         agent.set_parameters(states)
-        # What it remembers of running episodes, another remembered otherwise.
-        agent.reset_lstm_states_to_initial()
         self.set_hyperparams(hyperparams)
 
     def _check(self, hyperparams: Mapping[str, Any]) -> None:

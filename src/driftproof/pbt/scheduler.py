@@ -118,6 +118,7 @@ class PBTScheduler:
         self.members: list[PopulationMember] = []
         self.events: list[Event] = []
         """Everything that happened, oldest first."""
+        self._warned_of_state_dicts = False
         self._rng = np.random.default_rng(seed)
         self._observations: list[pb2.Observation] = []
         self._counts = {"judged": 0, "improved": 0, "transferred": 0, "not_transferred": 0}
@@ -158,11 +159,12 @@ class PBTScheduler:
         value = None if performance is None else float(performance)
         if value is not None and not math.isfinite(value):
             value = None
-        if model_state_dict is not None:
+        if model_state_dict is not None and not self._warned_of_state_dicts:
+            self._warned_of_state_dicts = True
             warnings.warn(
                 "model_state_dict= carries a policy without its optimizer, gradient scaling, KL penalty, return scale "
                 "and normaliser; give model_parameters=agent.get_parameters()",
-                DeprecationWarning,
+                FutureWarning,
                 stacklevel=2,
             )
         if model_parameters is not None:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
+from driftproof.ppo.migration import EARLIER_STATES
 from driftproof.state import CheckpointError, copy_tree, legacy, read, write
 
 CheckpointFormat: TypeAlias = Literal["v2_full_parameters", "v1_policy_only"]
@@ -78,7 +79,9 @@ class FolderStore:
         found = legacy.read(self.folder / latest[0])
         if found.is_policy_only:
             return found.components["policy"], "v1_policy_only"
-        return {**found.components, **dict.fromkeys(found.empty)}, "v2_full_parameters"
+        # None for what the file does not have, as in the files of agents without them.
+        absent = () if "hyperparams" in found.components else EARLIER_STATES
+        return {**dict.fromkeys([*absent, *found.empty]), **found.components}, "v2_full_parameters"
 
     def _names(self) -> list[str]:
         try:

@@ -175,6 +175,7 @@ class KLPenalty:
         self.ki = ki
         self.kd = kd
         self.max_coef = max_coef
+        self.init_coef = init_coef
         self.target = torch.empty((), dtype=torch.float32, device=device)
         self.coefficient = torch.full((), init_coef, dtype=torch.float32, device=device)
         self._integral = torch.full((), init_coef, dtype=torch.float32, device=device)
@@ -213,6 +214,11 @@ class KLPenalty:
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of the controller's state. Settings, the target among them, are not part of it."""
         return {name: tensor.clone() for name, tensor in self._tensors().items()}
+
+    def initial_state_dict(self) -> dict[str, Tensor]:
+        """The state before the first update."""
+        initial = {"coefficient": self.init_coef, "integral": self.init_coef, "previous_error": 0.0, "updates": 0.0}
+        return {name: torch.full_like(tensor, initial[name]) for name, tensor in self._tensors().items()}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

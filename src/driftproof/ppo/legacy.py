@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
+from typing import Any
 
 from driftproof.ppo.components import load_state
-from driftproof.ppo.persistence import Persistent, internal_name
-from driftproof.state import CheckpointError, legacy, printable
+from driftproof.ppo.migration import anew, upgraded
+from driftproof.ppo.persistence import OWN_PLACE, Persistent, external_name, internal_name
+from driftproof.state import CheckpointError, Stateful, legacy, printable
 
 _OF_WEIGHTS = ("optimizer", "vgs")
 """Components whose states belong to the very weights they were made with."""
@@ -41,30 +43,63 @@ def adopt(agent: Persistent, source: str | os.PathLike[str] | legacy.LegacyCheck
             f"{_listed(unused)}; wanted: {_listed(missing)}. Build the agent with the environment and the network "
             "settings of the old one"
         )
-    parts = agent.components()
-    load_state(agent.policy, {"policy": parts["policy"]}, {"policy": {**own, **fitting}}, exact_match=True)
+    policy = {"policy": agent.components()["policy"]}
+    load_state(agent.policy, policy, {"policy": {**own, **fitting}}, exact_match=True)
     lines = [f"policy: {len(fitting)} of {len(own)} tensors taken over"]
     for names, what in ((unused, "no place for"), (missing, "not in the file"), (wrong_shape, "of another shape")):
-        lines += [f"policy: {what}: {', '.join(map(printable, names))}"] if names else []
-    is_whole = not (missing or wrong_shape)
-    for external, state in old.components.items():
-        name = internal_name(external)
-        if name == "policy":
-            continue
-        if name not in parts:
-            lines.append(f"{printable(external)}: the agent has none")
-        elif name in _OF_WEIGHTS and not is_whole:
-            lines.append(f"{external}: not taken over, for it belongs to other weights")
-        else:
-            try:
-                load_state(agent.policy, {name: parts[name]}, {name: state}, exact_match=True)
-                lines.append(f"{external}: taken over")
-            except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-                lines.append(f"{external}: not taken over: {printable(error)}")
-    lines += [f"{part}: not in the file" for part in old.missing]
-    lines += [f"{printable(place)}: no value for a file" for place in old.dropped]
+        lines += [f"policy: {what}: {', '.join(printable(name, 80) for name in names)}"] if names else []
+    lines += take_over_rest(agent, old, is_whole=not (missing or wrong_shape))
+    agent.reset_lstm_states_to_initial()
     agent.state_was_loaded()
     return lines
+
+
+def take_over_rest(agent: Persistent, old: legacy.LegacyCheckpoint, is_whole: bool) -> list[str]:
+    """Give an agent what a file holds besides its policy, which the agent has taken over already.
+
+    What sets how training goes on and is not in the file, or is of an earlier form, begins anew; a ``FutureWarning``
+    says so where the file has it.
+
+    Args:
+        agent: With the policy of the file.
+        old: The file.
+        is_whole: Whether the agent has all of the file's weights and no others. If not, the states of optimizer and
+            gradient scaling are not taken over.
+
+    Returns:
+        A line for each component, and for everything that is left out.
+    """
+    parts, lines = agent.components(), []
+    given = {internal_name(name): state for name, state in old.components.items() if name != "policy"}
+    for name in ("optimizer", "vgs"):
+        if name in parts and (name not in given or not is_whole):
+            state, _ = anew(parts[name])
+            load_state(agent.policy, {name: parts[name]}, {name: state}, exact_match=True)
+    for name, state in given.items():
+        shown = printable(external_name(name), 80)
+        if name not in parts or name in OWN_PLACE:
+            lines.append(f"{shown}: the agent has no use for it")
+        elif name in _OF_WEIGHTS and not is_whole:
+            lines.append(f"{shown}: not taken over, for it belongs to other weights")
+        else:
+            lines.append(f"{shown}: {_taken_over(agent, name, parts[name], state)}")
+    lines += [f"{printable(name, 80)}: the agent in the file had none" for name in old.empty]
+    lines += [f"{part}: not in the file" for part in old.missing if part in parts]
+    lines += [f"{printable(name, 80)}: not taken over" for name in old.extras]
+    return [*lines, *(f"{printable(place)}: no value for a file" for place in old.dropped)]
+
+
+def _taken_over(agent: Persistent, name: str, component: Stateful, state: Any) -> str:
+    """Load a component's state, and say how it went."""
+    try:
+        state, problem = upgraded(component, state)
+        load_state(agent.policy, {name: component}, {name: state}, exact_match=True)
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        return f"not taken over: {printable(error)}"
+    if problem is None:
+        return "taken over"
+    warnings.warn(problem, FutureWarning, stacklevel=4)
+    return problem
 
 
 def _read(source: str | os.PathLike[str]) -> legacy.LegacyCheckpoint:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
@@ -73,7 +74,7 @@ class Normalizer:
         """
         _check(state_dict)
         if not self._is_attached:
-            self._waiting = dict(state_dict)
+            self._waiting = _as_tensors(state_dict)
         elif self._env is not None and state_dict:
             _check_shapes(self._env, state_dict)
             _fill(self._env, state_dict)
@@ -116,7 +117,8 @@ def unchanged_on_error(env: object) -> Iterator[None]:
 
 def _check_shapes(env: VecNormalize, state: Mapping[str, Any]) -> None:
     own, given = (
-        {key: np.shape(part["mean"]) for key, part in each["obs_rms"].items()} for each in (statistics_of(env), state)
+        {key: tuple(part["mean"].shape) for key, part in each["obs_rms"].items()}
+        for each in (statistics_of(env), state)
     )
     if own != given:
         raise ValueError(f"statistics of observations have shapes {given}, but the environment's {own}")
@@ -135,13 +137,24 @@ def _fill(env: VecNormalize, state: Mapping[str, Any]) -> None:
     env.ret_rms = _running(state["ret_rms"])
 
 
+def _as_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state with tensors where older files have arrays."""
+    if not state:
+        return {}
+    parts = {key: _moments(_running(part)) for key, part in state["obs_rms"].items()}
+    return {**state, "obs_rms": parts, "ret_rms": _moments(_running(state["ret_rms"]))}
+
+
 def _moments(rms: RunningMeanStd) -> dict[str, Any]:
-    return {"mean": np.array(rms.mean), "var": np.array(rms.var), "count": float(rms.count)}
+    # Tensors, which torch.load(..., weights_only=True) reads without NumPy being allowed.
+    mean, var = (torch.from_numpy(np.array(each, np.float64)) for each in (rms.mean, rms.var))
+    return {"mean": mean, "var": var, "count": float(rms.count)}
 
 
 def _running(moments: Mapping[str, Any]) -> RunningMeanStd:
+    """From tensors, or from arrays, as older files have them."""
     result = RunningMeanStd(shape=np.shape(moments["mean"]))
-    result.mean, result.var = np.array(moments["mean"], np.float64), np.array(moments["var"], np.float64)
+    result.mean, result.var = (torch.as_tensor(moments[name]).double().cpu().numpy().copy() for name in ("mean", "var"))
     result.count = float(moments["count"])
     return result
 

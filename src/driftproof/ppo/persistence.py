@@ -7,6 +7,7 @@ import io
 import os
 import pathlib
 import random
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -17,7 +18,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 
 from driftproof._arguments import check_count
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
-from driftproof.ppo import manifest
+from driftproof.ppo import manifest, migration
 from driftproof.ppo.components import load_state
 from driftproof.ppo.environments import renormalized
 from driftproof.ppo.hyperparams import Hyperparameters
@@ -28,10 +29,12 @@ from driftproof.state import CheckpointError, Stateful, copy_tree, read, select,
 
 Self = TypeVar("Self", bound="Persistent")
 
-_OWN_PLACE = ("counters", "rollout", "random")
+OWN_PLACE = ("counters", "rollout", "random")
 """Where an agent is in its training, rather than what it has learned."""
 _LAST = ("rollout", "random")
 """Environments begin with the statistics that were loaded, and nothing draws random numbers after."""
+_CONFIG = {"class", "settings", "observation_space", "action_space", "n_envs"}
+"""What a file says of how to build the agent."""
 _NAMES = {"policy": "policy", "optimizer": "policy.optimizer", "hyperparams": "hyperparams"}
 """What Stable-Baselines3 calls components; others have ``_state`` behind their names."""
 
@@ -105,7 +108,7 @@ class Persistent(BaseAlgorithm):
         Args:
             include_optimizer: Whether the optimizer's state is.
         """
-        parts = {name: part for name, part in self.components().items() if name not in _OWN_PLACE}
+        parts = {name: part for name, part in self.components().items() if name not in OWN_PLACE}
         if not include_optimizer:
             del parts["optimizer"]
         return {external_name(name): state for name, state in self._copied(parts).items()}
@@ -116,7 +119,13 @@ class Persistent(BaseAlgorithm):
         exact_match: bool = True,
         device: torch.device | str = "auto",
     ) -> None:
-        """Take over what :meth:`get_parameters` returned, or what is in a file.
+        """Take over what :meth:`get_parameters` of another agent returned, or what is in a file.
+
+        If the policy changes, the recurrent state of running episodes is reset: it was another policy's.
+
+        Parameters of earlier versions, which are a policy's state dict or have no hyper-parameters, are taken over with
+        a ``FutureWarning`` that says what they lack. The optimizer's moments and the statistics of variance gradient
+        scaling, if they are not given, begin anew, since they belong to the former weights.
 
         Args:
             load_path_or_dict: The states, or a file of :meth:`save`.
@@ -124,14 +133,20 @@ class Persistent(BaseAlgorithm):
                 warning.
             device: Is not needed: states go where the agent is.
         """
-        parts = {name: part for name, part in self.components().items() if name not in _OWN_PLACE}
-        states: Mapping[str, Any]
+        parts = {name: part for name, part in self.components().items() if name not in OWN_PLACE}
+        given: Mapping[str, Any]
         if isinstance(load_path_or_dict, Mapping):
-            states = {self._internal(name): state for name, state in load_path_or_dict.items()}
+            given = load_path_or_dict
         else:
-            tree = parameters_from(read(_with_suffix(load_path_or_dict)).tree)
-            states = {self._internal(name): state for name, state in tree.items()}
+            tree = read(_with_suffix(load_path_or_dict)).tree
+            if not isinstance(tree, Mapping):
+                raise CheckpointError(f"{load_path_or_dict} holds no states of an agent, but a {type(tree).__name__}")
+            given = tree if migration.is_policy_only(tree) else parameters_from(tree)
+        states = self._states_from(given, parts)
+        before = {name: tensor.clone() for name, tensor in self.policy.state_dict().items()}
         load_state(self.policy, parts, states, exact_match, external=external_name)
+        if any(not torch.equal(tensor, before[name]) for name, tensor in self.policy.state_dict().items()):
+            self.reset_lstm_states_to_initial()
         self.state_was_loaded()
         if self.env is not None and self._last_obs is not None and "normalizer" in states:
             # Where wrappers made something else of what was normalised, only a new episode is right.
@@ -194,8 +209,11 @@ class Persistent(BaseAlgorithm):
         checkpoint = read(_with_suffix(path))
         if print_system_info:
             print("\n".join(f"{name}: {version}" for name, version in checkpoint.versions.items()))
-        if not isinstance(checkpoint.tree, dict) or "policy" not in checkpoint.tree:
-            raise CheckpointError(f"{path}: holds no agent; if it holds parts of one, give it to set_parameters()")
+        if not isinstance(checkpoint.tree, dict) or "policy" not in checkpoint.tree or _CONFIG - set(checkpoint.config):
+            raise CheckpointError(
+                f"{path} holds no agent; if it holds parts of one, build an agent with its settings, and give it the "
+                "file: agent.set_parameters(path, exact_match=False)"
+            )
         tree, given = dict(checkpoint.tree), dict(custom_objects or {})
         with _as_checkpoint_error(path):
             # What the file does hold is replaced, as Stable-Baselines3 has it.
@@ -247,6 +265,25 @@ class Persistent(BaseAlgorithm):
         """See to what depends on the state."""
         raise NotImplementedError
 
+    def reset_lstm_states_to_initial(self) -> None:
+        """Forget what is remembered of the running episodes, as if they began with the next step."""
+        raise NotImplementedError
+
+    def _states_from(self, given: Mapping[str, Any], parts: Mapping[str, Stateful]) -> dict[str, Any]:
+        """States by the components' names, from what :meth:`set_parameters` was given."""
+        is_policy_only = migration.is_policy_only(given)
+        states = {"policy": given} if is_policy_only else {self._internal(name): x for name, x in given.items()}
+        if not is_policy_only and not migration.is_earlier(given):
+            return states
+        states, notes = migration.completed(parts, states)
+        what = "a policy only" if is_policy_only else "of an earlier version"
+        told: set[str] = self.__dict__.setdefault("_told", set())
+        message = f"the parameters are {what}: {'; '.join(notes)}"
+        if notes and message not in told:
+            told.add(message)
+            warnings.warn(message, FutureWarning, stacklevel=3)
+        return states
+
     def _internal(self, name: str) -> str:
         return name if name in self.components() else internal_name(name)
 
@@ -265,8 +302,6 @@ class Persistent(BaseAlgorithm):
         changes: Mapping[str, Any],
     ) -> Self:
         """An agent without a history, made as a file says."""
-        if wrong := {"class", "settings", "observation_space", "action_space", "n_envs"} - set(config):
-            raise CheckpointError(f"the file holds no agent: its config lacks {', '.join(sorted(wrong))}")
         if config["class"] != cls.__name__:
             raise CheckpointError(f"the file holds a {config['class']}: load it with {config['class']}.load()")
         settings = manifest.decode(config["settings"], given)
@@ -382,7 +417,7 @@ def parameters_from(tree: Mapping[str, Any]) -> dict[str, Any]:
     Files that were converted have the names that users know already.
     """
     named = {name if name in _NAMES.values() else external_name(internal_name(name)): x for name, x in tree.items()}
-    return {name: state for name, state in named.items() if internal_name(name) not in _OWN_PLACE}
+    return {name: state for name, state in named.items() if internal_name(name) not in OWN_PLACE}
 
 
 def external_name(name: str) -> str:

@@ -28,7 +28,10 @@ MAX_JSON_VALUES = 500_000
 """Limits of the manifest, and of the header of the tensors: parsed JSON takes many times the memory of its text."""
 
 _DAMAGED = "take another copy of it, or an older checkpoint"
-_CONVERT = "driftproof convert makes a checkpoint of it"
+_CONVERT = (
+    "make a checkpoint of it with driftproof convert OLD NEW.zip --env ID, or give it to an agent with "
+    "driftproof.ppo.legacy.adopt(agent, OLD)"
+)
 
 Source = str | os.PathLike[str] | BinaryIO
 

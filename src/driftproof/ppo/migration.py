@@ -1,0 +1,85 @@
+"""Parameters that lack what today's agents have, or hold it in an earlier form, made whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from driftproof.optim import VarianceGradientScaler
+from driftproof.optim.earlier_states import EARLIER_STATE, is_earlier_state
+from driftproof.ppo.kl import KLPenalty
+from driftproof.state import Stateful, printable
+
+EARLIER_STATES = ("vgs_state", "kl_penalty_state")
+"""What earlier versions added to the parameters of Stable-Baselines3."""
+
+_SHOWN = 6
+"""Names in a message."""
+
+
+def is_policy_only(given: Mapping[str, Any]) -> bool:
+    """Whether this is the state dict of a policy, which ``v1_policy_only`` files hold."""
+    return bool(given) and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in given.items())
+
+
+def is_earlier(given: Mapping[str, Any]) -> bool:
+    """Whether these are the parameters of ``v2_full_parameters`` files.
+
+    They have the states of gradient scaling and of the KL penalty, ``None`` if the agent had none, and no
+    hyper-parameters, which every agent's parameters have today.
+    """
+    return "hyperparams" not in given and {"policy", *EARLIER_STATES} <= set(given)
+
+
+def completed(components: Mapping[str, Stateful], states: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """States for all of an agent's components, whose policy it takes over from another, perhaps with nothing else.
+
+    What belongs to the agent's former weights begins anew if the other's is not given: the optimizer's moments and the
+    statistics of variance gradient scaling. The rest stays the agent's own.
+
+    Args:
+        components: Of the agent, by their names in the tree.
+        states: Of the other, with its policy; ``None``: it had no such component.
+
+    Returns:
+        The states, and in words what was not taken over.
+    """
+    given = {name: state for name, state in states.items() if state is not None and name in components}
+    result: dict[str, Any] = {}
+    notes = [f"the agent has no {printable(name, 80)}" for name in states if name not in components]
+    kept = []
+    for name, component in components.items():
+        if name in given:
+            result[name], problem = upgraded(component, given[name])
+        else:
+            result[name], problem = anew(component)
+            if problem is None:
+                kept.append(name)
+        notes += [] if problem is None else [problem]
+    return result, [*notes, *([f"{', '.join(kept)}: the agent keeps its own"] if kept else [])]
+
+
+def upgraded(component: Stateful, state: Any) -> tuple[Any, str | None]:
+    """A component's state in today's form, and what is lost, if it was in another."""
+    if isinstance(component, VarianceGradientScaler) and isinstance(state, Mapping) and is_earlier_state(state):
+        return component.upgraded(state), f"variance gradient scaling: {EARLIER_STATE}"
+    if isinstance(component, KLPenalty) and isinstance(state, Mapping) and not set(component.state_dict()) & set(state):
+        names = ", ".join(printable(repr(key), 40) for key in list(state)[:_SHOWN]) or "nothing"
+        return component.initial_state_dict(), f"the KL penalty begins anew: its state has another form ({names})"
+    return state, None
+
+
+def anew(component: Stateful) -> tuple[dict[str, Any], str | None]:
+    """The state of a component that goes on with other weights, and what begins anew, if anything does."""
+    own = dict(component.state_dict())
+    if isinstance(component, Optimizer):
+        return {**own, "state": {}}, "the optimizer begins without moments"
+    if isinstance(component, VarianceGradientScaler):
+        return (
+            component.initial_state_dict(),
+            "statistics of variance gradient scaling begin anew, with its warm-up",
+        )
+    return own, None
