@@ -32,11 +32,11 @@ class Writes:
         monkeypatch.setattr(RunFolder, "log", self.noted(RunFolder.log, lambda where, member, rows: f"log {member}"))
 
     def noted(self, write, name):
-        def noting(*args):
+        def noting(*args, **options):
             self.names.append(name(*args))
             if self.cut == (len(self.names), "before"):
                 raise CutError
-            write(*args)
+            write(*args, **options)
             if self.cut == (len(self.names), "after"):
                 raise CutError
 

@@ -83,8 +83,8 @@ def test_what_is_no_event_is_refused(wrong):
 def test_a_file_that_is_no_record_is_named_and_left_alone(content, tmp_path):
     path = tmp_path / "population.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"population\.json is not a record"):
+    with pytest.raises(ValueError, match=r"population\.json cannot be read"):
         read_events(path)
-    with pytest.raises(ValueError, match=r"population\.json is not a record"):
+    with pytest.raises(ValueError, match=r"population\.json cannot be read"):
         append_events(path, [START])
     assert path.read_bytes() == content

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from driftproof._files import shortened
 from driftproof.cli import runs
 from driftproof.cli.errors import CommandError
 
@@ -91,19 +92,17 @@ def _member_of(folder: Path, member: int | None) -> Path:
     from driftproof.pbt.folder import RunFolder
 
     state = RunFolder(folder).read_state()
-    places = state["members"]
-    reported = [i for i, place in enumerate(places) if place["file"] is not None]
+    reported = [i for i, place in enumerate(state.members) if place.file is not None]
     if not reported:
         raise CommandError(f"no member of {folder} has been saved yet")
     if member is None:
-        sign = -1 if state["config"]["metric_mode"] == "min" else 1
-        worst = float("-inf")
-        scores = {i: places[i]["performance"] for i in reported}
-        member = max(reported, key=lambda i: worst if _is_missing(scores[i]) else sign * scores[i])
+        sign = -1 if state.config.metric_mode == "min" else 1
+        scores = {i: state.members[i].performance for i in reported}
+        member = max(reported, key=lambda i: float("-inf") if (score := scores[i]) is None else sign * score)
     if member not in reported:
-        raise CommandError(f"{folder} has members 0 to {len(places) - 1}, of which {reported} have been saved")
-    return RunFolder(folder, state["config"]["checkpoint_dir"]).member_path(places[member]["file"])
-
-
-def _is_missing(value: float | None) -> bool:
-    return value is None or value != value
+        raise CommandError(
+            f"{folder} has members 0 to {len(state.members) - 1}, of which {shortened(reported)} have been saved"
+        )
+    name = state.members[member].file
+    assert name is not None
+    return RunFolder(folder, state.config.checkpoint_dir).member_path(name)

@@ -14,7 +14,7 @@ import typer
 
 from driftproof import __version__
 from driftproof.cli import configuration, evaluation, files, markets, pages, training, tuning
-from driftproof.cli.errors import INTERRUPTED, USER_ERROR, Stopped, as_lines, is_mistake
+from driftproof.cli.errors import INTERRUPTED, USER_ERROR, Stopped, as_line, as_lines, is_mistake
 
 app = typer.Typer(
     help="Recurrent distributional PPO that keeps learning when the world changes.",
@@ -65,7 +65,7 @@ def main() -> None:
     try:
         app()
     except Stopped as stop:
-        print(f"driftproof: {stop}", file=sys.stderr)
+        print(as_line(stop), file=sys.stderr)
         sys.exit(INTERRUPTED)
     except Exception as error:
         if _shows_tracebacks or not is_mistake(error):
@@ -81,7 +81,8 @@ def _show_thread_error(arguments: threading.ExceptHookArgs) -> None:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     # Gymnasium's are in colour, and begin with a word that is said already.
-    text = " ".join(re.sub(r"\x1b\[\d*m(WARN: )?", "", str(message)).split())
-    if text not in _warned:
-        _warned.add(text)
-        print(f"driftproof: warning: {text}", file=sys.stderr)
+    text = re.sub(r"\x1b\[\d*m(WARN: )?", "", str(message))
+    line = as_line(f"warning: {text}")
+    if line not in _warned:
+        _warned.add(line)
+        print(line, file=sys.stderr)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from driftproof.cli.errors import say
 from driftproof.cli.options import ConfigFile, EnvId, Overrides, changes
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def _check(settings: Config) -> None:
     count = sum(parameter.numel() for parameter in agent.policy.parameters())
     ppo = settings.ppo
     minibatches = ppo.n_epochs * settings.steps_per_update // ppo.batch_size
-    typer.echo(
+    say(
         f"{settings.env.id}: sees {_described(agent.observation_space)}, does {_described(agent.action_space)}\n"
         f"{settings.policy.name} with {count:,} parameters on {agent.device}\n"
         f"{settings.total_updates:,} updates of {settings.steps_per_update:,} steps, {minibatches} minibatches of "
@@ -50,8 +51,8 @@ def _check(settings: Config) -> None:
     )
     if searches:
         names = ", ".join(item.name for item in settings.pbt.hyperparams)
-        typer.echo(f"a population of {settings.pbt.population_size} searches {names or 'nothing'}")
-    typer.echo("all settings fit together")
+        say(f"a population of {settings.pbt.population_size} searches {names or 'nothing'}")
+    say("all settings fit together")
 
 
 def _described(space: Any) -> str:

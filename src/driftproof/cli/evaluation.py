@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from driftproof.cli import agents
-from driftproof.cli.errors import CommandError, Stopped
+from driftproof._files import DAMAGES, described
+from driftproof.cli import agents, runs
+from driftproof.cli.errors import CommandError, Stopped, say
 from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, changes, use_threads
 
 if TYPE_CHECKING:
@@ -60,19 +61,28 @@ def evaluate(
     use_threads(settings)
     agent = found.load(settings.run.device)
     episodes = episodes or settings.run.evaluation_episodes or 20
-    typer.echo(f"{found.checkpoint}: {episodes} episodes of {settings.env.id}")
+    say(f"{found.checkpoint}: {episodes} episodes of {settings.env.id}")
     if attack:
         result, name = _attacked(agent, settings, attack, epsilon, episodes, seed, not stochastic), "attacks.json"
     else:
-        lasting = read(found.checkpoint).tree["rollout"].get("lasting")
+        lasting = _lasting(read(found.checkpoint).tree)
         result = measure(agent, settings, episodes, seed, not stochastic, lasting)
         name = "evaluation.json"
-        typer.echo("\n".join(table(result)))
+        say("\n".join(table(result)))
     # What belongs to a run is what was asked of the run, as it is.
-    in_folder = found.folder / name if found.folder is not None and found.is_run and not changed else None
+    belongs = found.folder is not None and found.is_run and not changed
+    in_folder = runs.own_file(found.folder, name) if found.folder is not None and belongs else None
     if target := output or in_folder:
         _write(target, result)
-        typer.echo(f"written to {target}")
+        say(f"written to {target}")
+
+
+def _lasting(tree: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
+    """How far the world had drifted, if a checkpoint tells: one of which parts were left out does not."""
+    rollout = tree.get("rollout")
+    lasting = rollout.get("lasting") if isinstance(rollout, Mapping) else None
+    is_known = isinstance(lasting, list) and all(isinstance(state, Mapping) for state in lasting)
+    return lasting if is_known else None
 
 
 def _check_attacks(attacks: list[str], epsilons: list[float]) -> None:
@@ -88,14 +98,14 @@ def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: boo
     """Evaluate what came of a training, if it is new or that has not been done yet, and say where it is."""
     from driftproof.ppo.environments import lasting_states
 
-    target = folder / "evaluation.json"
+    target = runs.own_file(folder, "evaluation.json")
     if target.exists() and not is_new:
-        typer.echo(f"{folder} is done: driftproof evaluate {folder} evaluates it again")
+        say(f"{folder} is done: driftproof evaluate {folder} evaluates it again")
         return
     if episodes := settings.run.evaluation_episodes:
         lasting = None if agent.env is None else lasting_states(agent.env)
         if not agent.ep_info_buffer:
-            typer.echo("no episode has ended yet; if none does, Ctrl-C: training is saved")
+            say("no episode has ended yet; if none does, Ctrl-C: training is saved")
         try:
             result = measure(agent, settings, episodes, lasting=lasting)
         except KeyboardInterrupt:
@@ -104,8 +114,8 @@ def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: boo
                 f"trained and saved in {folder}, not evaluated: driftproof evaluate {folder}; {how}"
             ) from None
         _write(target, result)
-        typer.echo("\n".join(table(result)))
-    typer.echo(f"done: {folder}")
+        say("\n".join(table(result)))
+    say(f"done: {folder}")
 
 
 def measure(
@@ -175,8 +185,13 @@ def _let_drift(venv: VecEnv, lasting: Sequence[Mapping[str, Any]] | None) -> Non
     """Evaluate in the world as it was when training ended; one that drifts otherwise begins anew."""
     from driftproof.ppo.environments import restore_lasting
 
-    if lasting:
+    if not lasting:
+        return
+    try:
         restore_lasting(venv, [lasting[0]] * venv.num_envs)
+    except (*DAMAGES, AssertionError, RuntimeError) as error:
+        what = f"the checkpoint's state of the drift does not fit the environment: {described(error)}"
+        raise CommandError(f"{what}; give --env, to evaluate where nothing has drifted yet") from error
 
 
 def summary(returns: list[float]) -> dict[str, Any]:
@@ -277,11 +292,20 @@ def _attacked(
             deterministic=deterministic,
             seed=settings.run.seed + _UNSEEN if seed is None else seed,
         )
-    typer.echo(str(robustness))
+    say(str(robustness))
     return robustness.to_dict()
 
 
 def _write(target: Path, result: dict[str, Any]) -> None:
     from driftproof.state import write_atomically
 
-    write_atomically(target, [json.dumps(result).encode()])
+    write_atomically(target, [json.dumps(_finite(result), allow_nan=False).encode()])
+
+
+def _finite(value: Any) -> Any:
+    """Plain values as JSON has them: ``null`` for what is no finite number, as the return of a diverged agent."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from driftproof.cli import agents
-from driftproof.cli.errors import USER_ERROR, CommandError
+from driftproof.cli.errors import USER_ERROR, CommandError, say
 from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, read_config
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def inspect(
     from driftproof.state import inspect as inspect_file
 
     inspection = inspect_file(agents.find(run, runs_dir, member, best).checkpoint)
-    typer.echo(inspection.render(leaves=leaves))
+    say(inspection.render(leaves=leaves))
     if not inspection.intact:
         raise typer.Exit(USER_ERROR)
 
@@ -69,7 +69,7 @@ def convert(
         agent.save(target)
     finally:
         agent.env.close()  # type: ignore[union-attr]
-    typer.echo("\n".join([f"{source}: {found.format}", *report, f"written: {target}"]))
+    say("\n".join([f"{source}: {found.format}", *report, f"written: {target}"]))
 
 
 def _converted(found: LegacyCheckpoint, settings: Config) -> tuple[DistributionalPPO, list[str]]:

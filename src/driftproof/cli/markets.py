@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from driftproof.cli import agents
-from driftproof.cli.errors import CommandError
+from driftproof.cli import agents, runs
+from driftproof.cli.errors import CommandError, say
 from driftproof.cli.options import Agent, Best, Member, RunsDir
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def infer(
     if output is not None and output.suffix.lower() not in (".csv", ".parquet", ".pq"):
         raise CommandError(f"--output {output} must end in .csv or .parquet")
     found = agents.find(run, runs_dir, member, best)
-    target = output or (found.folder / "signals.csv" if found.folder is not None else Path("signals.csv"))
+    if (target := output) is None:
+        target = Path("signals.csv") if found.folder is None else runs.own_file(found.folder, "signals.csv")
     options: dict[str, Any] = {"buy": buy, "sell": sell, "deadzone": deadzone, "cvar_alpha": cvar_alpha}
     # An agent does not know which features it learned with, but its run does.
     options["features"] = None if found.folder is None else found.config().env.kwargs.get("features")
@@ -69,7 +70,7 @@ def _judge(found: agents.Found, data: Any, target: Path, options: dict[str, Any]
     signals.write(target)
     counts = {name: int((signals.signal == name).sum()) for name in ("BUY", "HOLD", "SELL")}
     said = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    typer.echo(f"{len(signals):,} rows: {said}; written to {target}")
+    say(f"{len(signals):,} rows: {said}; written to {target}")
 
 
 def _stream(found: agents.Found, options: dict[str, Any], load: dict[str, Any]) -> None:

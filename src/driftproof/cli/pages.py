@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from driftproof.cli import agents, runs
-from driftproof.cli.errors import CommandError
+from driftproof.cli.errors import CommandError, say
 from driftproof.cli.options import Agent, Best, Member, RunsDir
 
 
@@ -26,12 +26,12 @@ def report(
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
         raise CommandError(f"--output {output} must end in .html: that is what a report is")
     folders = [runs.find(each, runs_dir) for each in run]
-    target = output or (folders[0] if len(folders) == 1 else runs_dir) / "report.html"
+    target = output or runs.own_file(folders[0] if len(folders) == 1 else runs_dir, "report.html")
     try:
         write_report(folders, target)
     except ValueError as error:
         raise CommandError(str(error)) from error
-    typer.echo(f"written to {target}")
+    say(f"written to {target}")
 
 
 def export(
@@ -49,4 +49,4 @@ def export(
         export_onnx(found.load(), onnx)
     except (ExportError, ImportError) as error:
         raise CommandError(str(error)) from error
-    typer.echo(f"{found.checkpoint}: written to {onnx}")
+    say(f"{found.checkpoint}: written to {onnx}")

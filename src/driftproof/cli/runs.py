@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from driftproof._files import RunFolderError
 from driftproof.cli.errors import CommandError
 
 if TYPE_CHECKING:
@@ -112,7 +114,7 @@ def _instead(name: str, names: list[str], runs_dir: Path) -> str:
 
 
 def read(folder: Path, overrides: list[str] | None, changeable: Collection[str]) -> Config:
-    """The configuration of a run that goes on, with some settings changed for good.
+    """The configuration of a run that goes on, with some settings changed; :func:`keep` writes them down.
 
     Args:
         folder: Of the run.
@@ -122,24 +124,44 @@ def read(folder: Path, overrides: list[str] | None, changeable: Collection[str])
     Raises:
         CommandError: Others would change.
     """
-    from driftproof.config import dumps, keys, load
-    from driftproof.state import write_atomically
+    from driftproof.config import keys, load
 
-    before, config = load(folder / CONFIG), load(folder / CONFIG, overrides or ())
+    path = own_file(folder, CONFIG)
+    before, config = load(path), load(path, overrides or ())
     changed = [keys.dotted(path) for path in keys.settings() if keys.at(before, path) != keys.at(config, path)]
     if wrong := [name for name in changed if name not in changeable]:
         can = ", ".join(changeable)
         raise CommandError(f"{wrong[0]} makes the run what it is, and cannot change when it goes on; these can: {can}")
-    if changed:
-        write_atomically(folder / CONFIG, [dumps(config).encode()])
     return config
+
+
+def keep(folder: Path, config: Config) -> None:
+    """Write down the settings with which a run goes on, once it is known that it can."""
+    from driftproof.config import dumps, load
+    from driftproof.state import write_atomically
+
+    path = own_file(folder, CONFIG)
+    if load(path) != config:
+        write_atomically(path, [dumps(config).encode()], follow_links=False)
+
+
+def own_file(folder: Path, name: str) -> Path:
+    """A file of a run's folder to be read or written.
+
+    Raises:
+        RunFolderError: It is a link, which may lead out of the folder to any file of the user.
+    """
+    path = folder / name
+    if path.is_symlink():
+        raise RunFolderError(f"{path} is a link, which a run does not follow; remove it")
+    return path
 
 
 def is_population(folder: Path) -> bool:
     """Whether it holds more than one agent."""
-    return (folder / "population_state.json").exists()
+    return os.path.lexists(folder / "population_state.json")
 
 
 def is_single(folder: Path) -> bool:
     """Whether it holds one agent that has been saved."""
-    return (folder / "checkpoints").exists()
+    return os.path.lexists(folder / "checkpoints")

@@ -79,9 +79,23 @@ def _restore(agent: DistributionalPPO, folder: Path) -> None:
     store = CheckpointStore(folder / "checkpoints")
     checkpoint = store.load_latest()
     if checkpoint is not None:
-        agent.load_state_tree(checkpoint.tree)
+        with _does_not_fit(folder):
+            agent.load_state_tree(checkpoint.tree)
     elif store.list():
         raise CommandError(f"no checkpoint in {store.folder} can be read")
+
+
+@contextmanager
+def _does_not_fit(folder: Path) -> Iterator[None]:
+    """Errors of a state that was written with another configuration, or by somebody else, in one line."""
+    from driftproof._files import DAMAGES, described
+    from driftproof.state import CheckpointError
+
+    try:
+        yield
+    except (*DAMAGES, AssertionError, CheckpointError, RuntimeError) as error:
+        what = f"the newest checkpoint in {folder / 'checkpoints'} does not fit the run's {runs.CONFIG}"
+        raise CommandError(f"{what}: {described(error)}; restore both from one copy of the run") from error
 
 
 def _learn(agent: DistributionalPPO, settings: Config, folder: Path) -> bool:
@@ -91,6 +105,7 @@ def _learn(agent: DistributionalPPO, settings: Config, folder: Path) -> bool:
     run = RunFolder(folder)
     with run.locked():
         _restore(agent, folder)
+        runs.keep(folder, settings)
         total = settings.total_updates * settings.steps_per_update
         if agent.num_timesteps >= total:
             return False

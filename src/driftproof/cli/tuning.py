@@ -59,6 +59,7 @@ def tune(
             raise CommandError(f"{folder} holds a single agent: driftproof train --resume {folder}")
         settings = runs.read(folder, overrides, _CHANGEABLE)
         runner = _population(settings, folder)
+        runs.keep(folder, settings)
     is_new = min(runner.updates) < runner.total_updates
     best = _run(runner, settings, folder)
     evaluation.finish(best, settings, folder, is_new=is_new)

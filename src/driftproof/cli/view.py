@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from driftproof._text import printable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
@@ -33,6 +35,7 @@ _LEFT_OUT = ("critic divergence", "entropy")
 _SECONDS_BETWEEN_LINES = 2.0
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTORY = 60
+_LONGEST_NAME = 100
 
 
 class Status(Protocol):
@@ -68,7 +71,7 @@ class Screen:
             self._live = Live(get_renderable=self._status.renderable, refresh_per_second=4)
             self._live.start()
         else:
-            print(f"training in {self._status.title}", flush=True)
+            _print(f"training in {self._status.title}")
         return self
 
     def __exit__(
@@ -81,13 +84,24 @@ class Screen:
         """Something has changed."""
         if self._live is None:
             for line in self._status.lines():
-                print(line, flush=True)
+                _print(line)
 
     def say(self, note: str) -> None:
         """Tell something, also from a signal handler, where nothing may be printed the usual way."""
         self._status.note = note
         if self._live is None:
             os.write(2, f"driftproof: {note}\n".encode())
+
+
+def _print(line: str) -> None:
+    print(printable(line), flush=True)
+
+
+def _plain(text: str) -> str:
+    """A name from a file or an environment, which is neither markup nor more than its characters."""
+    from rich.markup import escape
+
+    return escape(printable(text, _LONGEST_NAME))
 
 
 class AgentStatus:
@@ -136,14 +150,14 @@ class AgentStatus:
             table.add_row("[dim]returns", f"[cyan]{sparkline(self._returns)}")
         for name, drift in sorted(self._row.items()):
             if name.startswith("drift/"):
-                table.add_row(f"[dim]{name}", number(drift))
+                table.add_row(f"[dim]{_plain(name)}", number(drift))
         parts: list[RenderableType] = [
             progress_bar(self.steps, self.total, f"{self.steps_per_second:,.0f} steps/s", self._began),
             table,
         ]
         if self.note:
             parts.append(f"[yellow]{self.note}")
-        return Panel(Group(*parts), title=self.title, title_align="left", expand=False)
+        return Panel(Group(*parts), title=_plain(self.title), title_align="left", expand=False)
 
 
 class PopulationStatus:
@@ -230,7 +244,7 @@ class PopulationStatus:
         ]
         if self.note:
             parts.append(f"[yellow]{self.note}")
-        return Panel(Group(*parts), title=self.title, title_align="left", expand=False)
+        return Panel(Group(*parts), title=_plain(self.title), title_align="left", expand=False)
 
     def _table(self) -> Table:
         from rich import box
@@ -239,8 +253,8 @@ class PopulationStatus:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         is_narrow = shutil.get_terminal_size().columns < _WIDE
         names = [name for name in SIGNS if name != "return" and not (is_narrow and name in _LEFT_OUT)]
-        heads = [re.sub("[ _.]", "\n", name) for name in (*names, *self._shown)]
-        for head in ("", "updates", self._metric, *heads):
+        heads = [re.sub("[ _.]", "\n", _plain(name)) for name in (*names, *self._shown)]
+        for head in ("", "updates", _plain(self._metric), *heads):
             table.add_column(head, justify="right", vertical="bottom", no_wrap=True)
         table.add_column("took over\nfrom", no_wrap=True)
         # The best first, so that a small terminal shows them.
@@ -248,7 +262,7 @@ class PopulationStatus:
         for i in order:
             member = self._members[i]
             values = [member["signs"].get(name, "") for name in names]
-            searched = [number(member["hyperparams"].get(name)) for name in self._shown]
+            searched = [_plain(number(member["hyperparams"].get(name))) for name in self._shown]
             style = "bold green" if member["is_best"] else ""
             updates, performance = f"{member['updates']}/{self._total}", number(member["performance"])
             table.add_row(str(i), updates, performance, *values, *searched, member["mark"], style=style)

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from driftproof._files import RunFolderError
 from driftproof._signals import left_to_this_process
 from driftproof.config._types import FromTo
 from driftproof.config.agent import KLPenaltySection, Widths
 from driftproof.config.files import ConfigError
 from driftproof.config.model import OF_MEMORY, Config
+from driftproof.config.resuming import check_is_of
 from driftproof.config.world import EnvSection
 
 if TYPE_CHECKING:
@@ -190,6 +192,7 @@ def build_population(
     options: dict[str, Any] = {"backend": _backend(config), "max_restarts": config.pbt.max_restarts}
     with _as_config_error("pbt"):
         if resume:
+            check_is_of(population_config(config), config, Path(run_dir))
             return PBTRunner.resume(run_dir, maker, metric, callback=callback, **options)
         return PBTRunner(
             population_config(config),
@@ -416,9 +419,9 @@ def _as_config_error(place: str = "") -> Iterator[None]:
     """What is wrong with arguments is wrong with the configuration."""
     try:
         yield
-    except ConfigError:
+    except (ConfigError, RunFolderError):
         raise
-    except (ValueError, TypeError, ImportError, AssertionError) as error:
+    except (ValueError, TypeError, ImportError, AssertionError, OverflowError, RuntimeError) as error:
         # Stable-Baselines3 asserts at length.
         what = str(error).splitlines()[0] if isinstance(error, AssertionError) else str(error)
         raise ConfigError([f"{place}: {what}" if place else what]) from error

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
+from driftproof import _yaml
+from driftproof._files import shortened
 from driftproof.config import keys
 from driftproof.config.model import Config, SettingError
 from driftproof.config.overrides import put_override
 
-_FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+")
-_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_MOST_PROBLEMS = 20
+"""Told of one configuration."""
+_LONGEST_NAME = 100
 
 
 class ConfigError(ValueError):
@@ -29,25 +30,6 @@ class ConfigError(ValueError):
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = list(problems)
         super().__init__("\n".join(self.problems))
-
-
-class _Loader(yaml.SafeLoader):
-    """Plain values only, and ``1e-4`` is a number, as in YAML 1.2; dates stay texts."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Puts quotes around what the loader would take for something else."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-for _kind in (_Loader, _Dumper):
-    _kind.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    _kind.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^({_FLOAT.pattern})$"), list("-+0123456789."))
 
 
 def load(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -63,8 +45,12 @@ def load(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = 
     """
     if path is None:
         return loads("", overrides)
+    with open(path, "rb") as file:
+        data = file.read(_yaml.MAX_BYTES + 1)
+    if len(data) > _yaml.MAX_BYTES:
+        raise ConfigError([f"{path}: has more than {_yaml.MAX_BYTES:,} bytes, which no configuration needs"])
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError([f"{path}: is not text in UTF-8 ({error}); save it as UTF-8"]) from error
     return loads(text, overrides, name=os.fspath(path))
@@ -80,7 +66,7 @@ def loads(text: str, overrides: Iterable[str] = (), name: str = "") -> Config:
         raise ConfigError([source.of(error.second, str(error))]) from error
     for override in overrides:
         try:
-            put_override(placed, override, _value)
+            put_override(placed, override, _yaml.value)
         except yaml.YAMLError as error:
             raise ConfigError([f"--set {override}: is not YAML: {_what(error)}"]) from error
         except ValueError as error:
@@ -94,45 +80,31 @@ def loads(text: str, overrides: Iterable[str] = (), name: str = "") -> Config:
 
 def dumps(config: Config) -> str:
     """The whole configuration as YAML, without comments."""
-    return yaml.dump(config.model_dump(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return _yaml.dump(config.model_dump(), width=120)
 
 
 def plain_yaml(value: Any) -> str:
     """One value as it stands on a line of YAML."""
-    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6, default_flow_style=True)
+    text = _yaml.dump(value, width=10**6, default_flow_style=True)
     return text.removesuffix("\n...\n").rstrip("\n")
-
-
-def _value(text: str) -> Any:
-    loader = _Loader(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
 
 
 def _parse(text: str, name: str) -> tuple[dict[Any, Any], dict[keys.Path, int]]:
     """What is in a file, and the line of every key."""
     place = name or "configuration"
     try:
-        loader = _Loader(text)
-    except yaml.YAMLError as error:  # Of a character that YAML has not.
-        raise ConfigError([f"{place}: is not YAML: {_what(error)}"]) from error
-    try:
-        node = loader.get_single_node()
-        lines: dict[keys.Path, int] = {}
-        _find_lines(node, (), lines, place)
-        raw = {} if node is None else loader.construct_document(node)
+        node, raw = _yaml.parse(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = place if mark is None else f"{place}:{mark.line + 1}"
-        raise ConfigError([f"{where}: is not YAML: {_what(error)}"]) from error
-    finally:
-        loader.dispose()
+        kind = "" if isinstance(error, _yaml.TooMuchError) else "is not YAML: "
+        raise ConfigError([f"{where}: {kind}{_what(error)}"]) from error
+    lines: dict[keys.Path, int] = {}
+    _find_lines(node, (), lines, place)
     if raw is None:
         raw = {}
     if not isinstance(raw, dict):
-        raise ConfigError([f"{place}: must hold settings by name, such as 'env: CartPole-v1', not {raw!r}"])
+        raise ConfigError([f"{place}: must hold settings by name, such as 'env: CartPole-v1', not {shortened(raw)}"])
     return raw, lines
 
 
@@ -178,7 +150,10 @@ class _Source:
         return f"{place}: {message}" if place else message
 
     def problems(self, error: ValidationError, data: Mapping[str, Any]) -> list[str]:
-        return [self._problem(item, data) for item in error.errors(include_url=False)]
+        items = error.errors(include_url=False)
+        more = len(items) - _MOST_PROBLEMS
+        told = [self._problem(item, data) for item in items[:_MOST_PROBLEMS]]
+        return [*told, f"{self._name or 'configuration'}: {more:,} more settings are wrong"] if more > 0 else told
 
     def _problem(self, item: Any, data: Mapping[str, Any]) -> str:
         error = item.get("ctx", {}).get("error")
@@ -212,11 +187,12 @@ def _cleaned(loc: Iterable[str | int], data: Any) -> keys.Path:
 
 def _words(item: Any, path: keys.Path) -> str:
     if item["type"] == "extra_forbidden":
-        return f"unknown; {keys.nearest(path)}"
+        # What a long name is near to takes long to find, and nobody meant it.
+        return f"unknown; {keys.nearest(path)}" if len(str(path[-1])) <= _LONGEST_NAME else "unknown"
     if item["type"] == "missing":
         return "is missing"
     if item["type"] == "model_type":
-        return f"must hold settings by name, not {item['input']!r}"
+        return f"must hold settings by name, not {shortened(item['input'])}"
     if item["type"] == "value_error":
         return str(item["ctx"]["error"])
-    return f"{item['msg'].replace('Input should', 'should', 1)}, not {item['input']!r}"
+    return f"{item['msg'].replace('Input should', 'should', 1)}, not {shortened(item['input'])}"

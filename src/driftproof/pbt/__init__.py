@@ -2,8 +2,9 @@
 
 from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
 from driftproof.pbt.config import HyperparamConfig, PBTConfig, check_against
-from driftproof.pbt.folder import FolderTakenError, read_metrics
+from driftproof.pbt.folder import FolderTakenError
 from driftproof.pbt.member import Trainee, mean_reward
+from driftproof.pbt.metrics import read_metrics
 from driftproof.pbt.records import Event, append_events, read_events
 from driftproof.pbt.runner import PBTRunner
 from driftproof.pbt.scheduler import PBTScheduler, PopulationMember

@@ -68,6 +68,14 @@ class HyperparamConfig:
             raise TypeError(f"{self.name!r} has values, not a range")
         return self.min_value, self.max_value
 
+    def allows(self, value: Any) -> bool:
+        """Whether a search can lead to a value."""
+        if self.values is not None:
+            return any(value == each and type(value) is type(each) for each in self.values)
+        low, high = self.bounds
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and low <= value <= high and (not self.is_whole or value == int(value))
+
     def _check_range(self) -> None:
         low, high = self.min_value, self.max_value
         if low is None or high is None:

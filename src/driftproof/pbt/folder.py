@@ -10,18 +10,24 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
+from driftproof._files import RunFolderError, damage_told, open_to_append, parse_json, read_bytes
+from driftproof._text import printable
 from driftproof.pbt.records import Event, write_events
-from driftproof.pbt.work import Row
+from driftproof.pbt.saved import VERSION, SavedPopulation
 from driftproof.state import write_atomically
 from driftproof.state._atomic import remove_abandoned
 
 _STATE = "population_state.json"
-_MEMBER = re.compile(r"member_\d{4,}_\d{9,}\.zip")
+_MEMBER = re.compile(r"member_[0-9]{4,9}_[0-9]{9,18}\.zip")
 _MARK = ".run"
 """Of a run whose members lie elsewhere, in both folders."""
-_VERSION = 2
+_OWN = ("members", "checkpoints", "tensorboard")
+"""Folders of a run, which write and remove files: never by way of a link to somewhere else."""
+
+
+_MAX_MEMBER_BYTES = 8 * 2**30
 
 
 class FolderTakenError(RuntimeError):
@@ -62,10 +68,15 @@ class RunFolder:
         Raises:
             FolderTakenError: Another process is at work on the run, or its members would be among those of another.
         """
+        for own in (self.path / name for name in _OWN):
+            if own.is_symlink():
+                raise RunFolderError(f"{own} is a link, which a run does not follow; put the folder itself there")
+        if self._is_elsewhere and self.is_taken:
+            self._check_owner()  # Before anything is made there: the state may name anybody's folder.
         with ExitStack() as stack:
             for folder in {self.path, self.members} if self._is_elsewhere else {self.path}:
                 folder.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context(open(folder / ".lock", "a"))
+                file = stack.enter_context(open_to_append(folder / ".lock"))
                 _locks.add(file)
                 stack.callback(_locks.discard, file)
                 if not _lock(file.fileno()):
@@ -84,44 +95,45 @@ class RunFolder:
     def _check_owner(self) -> None:
         """Both folders hold the same mark: a state that names somebody else's folder gets nothing there removed."""
         marks = [self.path / _MARK, self.members / _MARK]
-        if not self._names():
+        if not self._names() and not self.is_taken:
             mark = uuid.uuid4().hex.encode()
             for path in marks:
-                write_atomically(path, [mark])
-        elif not all(path.exists() for path in marks) or marks[0].read_bytes() != marks[1].read_bytes():
+                write_atomically(path, [mark], follow_links=False)
+        elif not all(path.exists() for path in marks) or len({read_bytes(path, 100) for path in marks}) > 1:
             raise FolderTakenError(f"{self.members} holds members of another run than {self.path}")
 
-    def read_state(self) -> dict[str, Any]:
-        """What :meth:`write_state` wrote last.
+    def read_state(self) -> SavedPopulation:
+        """What :meth:`write_state` wrote last, every value of which has been checked.
 
         Raises:
             FileNotFoundError: There is no run.
-            ValueError: It is damaged, or was written by a newer driftproof.
+            RunFolderError: It is damaged, or was written by a newer driftproof.
         """
         path = self.path / _STATE
-        if not path.exists():
+        if not os.path.lexists(path):
             raise FileNotFoundError(f"{self.path} holds no population: there is no {_STATE}")
-        with self.explaining():
-            state: dict[str, Any] = json.loads(path.read_bytes())
-            version = int(state["version"])
-        if version != _VERSION:
-            age = "a newer" if version > _VERSION else "an older"
-            raise ValueError(f"{path} was written by {age} driftproof: its version is {version}, not {_VERSION}")
-        return state
+        with damage_told(path, self._advice):
+            content = parse_json(read_bytes(path))
+            version = content.get("version")
+            if type(version) is int and version != VERSION:
+                age = "a newer" if version > VERSION else "an older"
+                raise RunFolderError(
+                    f"{path} was written by {age} driftproof: its version is {version}, not {VERSION}; use that one"
+                )
+            return SavedPopulation.model_validate(content)
+
+    _advice = "restore it from a copy, or begin another run"
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Name the file if what is read from it is not what :meth:`write_state` writes."""
-        try:
+        """Name the file if what is made of it cannot be."""
+        with damage_told(self.path / _STATE, self._advice):
             yield
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            reason = error if isinstance(error, ValueError) else repr(error)
-            raise ValueError(f"{self.path / _STATE} cannot be read: {reason}") from error
 
     def write_state(self, state: Mapping[str, Any]) -> None:
         """Write where the run is."""
-        text = json.dumps({"version": _VERSION, **state}, default=_plain, allow_nan=False)
-        write_atomically(self.path / _STATE, [text.encode()])
+        text = json.dumps({"version": VERSION, **state}, default=_plain, allow_nan=False)
+        write_atomically(self.path / _STATE, [text.encode()], follow_links=False)
 
     def follow_state(self, events: Iterable[Event], used: Iterable[str]) -> None:
         """Write events, and remove members' states that are not in use, as the state says that was written before."""
@@ -132,46 +144,41 @@ class RunFolder:
     def write_member(self, member: int, updates: int, state: bytes) -> str:
         """Write a member's state; the name of the file. Nothing uses it before it is named in :meth:`write_state`."""
         name = f"member_{member:04d}_{updates:09d}.zip"
-        write_atomically(self.member_path(name), [state])
+        write_atomically(self.member_path(name), [state], follow_links=False)
         return name
 
     def read_member(self, name: str) -> bytes:
-        return self.member_path(name).read_bytes()
+        return read_bytes(self.member_path(name), _MAX_MEMBER_BYTES)
 
     def member_path(self, name: str) -> Path:
         """Where a member's state lies.
 
         Raises:
-            ValueError: It would not be in the folder.
+            RunFolderError: It would not be in the folder.
         """
         if not _MEMBER.fullmatch(name):
-            raise ValueError(f"{name!r} is not the name of a member's state")
+            raise RunFolderError(f"{printable(name, 80)!r} is not the name of a member's state")
         path = self.members / name
         if path.is_symlink():
-            raise ValueError(f"{path} is a link, which a run does not follow")
+            raise RunFolderError(f"{path} is a link, which a run does not follow; put the file itself there")
         return path
 
     def log(self, member: int | None, rows: Sequence[Mapping[str, float]]) -> None:
         """Append what a member, or the population, measured to ``metrics.jsonl``, and for TensorBoard."""
         if not rows:
             return
-        with open(self.path / "metrics.jsonl", "a") as file:
-            if file.tell() and not self._ends_line():
-                file.write("\n")  # After a line that an interruption cut short.
+        with open_to_append(self.path / "metrics.jsonl") as file:
+            if not _ends_line(file):
+                file.write(b"\n")  # After a line that an interruption cut short.
             for row in rows:
                 finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
-                file.write(json.dumps({"member": member, **finite}) + "\n")
+                file.write(json.dumps({"member": member, **finite}).encode() + b"\n")
         writer = self._writer("population" if member is None else f"member_{member:04d}")
         for row in rows:
             for name, value in row.items():
                 if name != "step":
-                    writer.add_scalar(name, value, int(row["step"]))
+                    writer.add_scalar(printable(name, 200), value, int(row["step"]))
         writer.flush()
-
-    def _ends_line(self) -> bool:
-        with open(self.path / "metrics.jsonl", "rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read() == b"\n"
 
     def _writer(self, name: str) -> Any:
         if name not in self._writers:
@@ -185,31 +192,11 @@ class RunFolder:
         return {path.name for path in self.members.glob("member_*.zip") if _MEMBER.fullmatch(path.name)}
 
 
-def read_metrics(path: str | os.PathLike[str]) -> dict[int | None, list[Row]]:
-    """What was logged in a run's ``metrics.jsonl``, by member, in the order of steps; ``None``: of the population.
-
-    A slice that was trained twice, because its run was interrupted, counts with its last try; a line that an
-    interruption cut short counts for nothing.
-
-    Raises:
-        ValueError: A line is JSON, but not a row of metrics.
-    """
-    found: dict[int | None, dict[int, Row]] = {}
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                row = json.loads(line)
-            except RecursionError:
-                raise ValueError(f"{path}, line {number}: not a row of metrics: {line[:80]!r}") from None
-            except ValueError:
-                continue
-            try:
-                member, step = row.pop("member"), int(row["step"])
-                values = {name: math.nan if x is None else float(x) for name, x in row.items()}
-                found.setdefault(None if member is None else int(member), {})[step] = {**values, "step": step}
-            except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-                raise ValueError(f"{path}, line {number}: not a row of metrics ({error}): {line[:80]!r}") from error
-    return {member: [rows[step] for step in sorted(rows)] for member, rows in found.items()}
+def _ends_line(file: BinaryIO) -> bool:
+    if not file.seek(0, os.SEEK_END):
+        return True
+    file.seek(-1, os.SEEK_END)
+    return file.read() == b"\n"
 
 
 def _plain(value: Any) -> Any:
@@ -217,7 +204,7 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else os.fspath(value)
 
 
-_locks: set[IO[str]] = set()
+_locks: set[IO[bytes]] = set()
 """Files that this process has locked, or tries to."""
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias
 
+from pydantic import ValidationError
+
+from driftproof._files import described, read_json
+from driftproof.pbt.saved import SavedEvent, SavedEvents
 from driftproof.state import write_atomically
 
 EventKind: TypeAlias = Literal["start", "exploit", "explore", "replace", "undo", "restart"]
@@ -44,40 +46,33 @@ class Event:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Event:
-        known = {item.name for item in fields(cls)}
-        if not {"kind", "member", "step"} <= set(values) <= known or values["kind"] not in get_args(EventKind):
-            raise ValueError(f"not an event of a population: {dict(values)!r}")
-        event = cls(**copy.deepcopy(dict(values)))
-        numbers = (event.member, event.step, event.donor or 0, event.donor_step or 0)
-        pairs = event.mutated.values() if isinstance(event.mutated, dict) else [None]
-        if not (
-            all(isinstance(number, int) for number in numbers)
-            and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
-            and isinstance(event.hyperparams, dict)
-            and isinstance(event.detail, str)
-        ):
-            raise ValueError(f"not an event of a population: {dict(values)!r}")
-        return event
+        """From what :meth:`as_dict` returned.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        try:
+            return cls.of(SavedEvent.model_validate(dict(values)))
+        except ValidationError as error:
+            raise ValueError(f"not an event of a population: {described(error)}") from error
+
+    @classmethod
+    def of(cls, saved: SavedEvent) -> Event:
+        """From an event of a file."""
+        return cls(**saved.model_dump())
 
 
 def read_events(path: str | os.PathLike[str]) -> list[Event]:
     """All events of a file, oldest first; none if there is no file.
 
     Raises:
-        ValueError: It is not such a file, or of a newer version.
+        RunFolderError: It is not such a file, or of a newer version.
+        OSError: It cannot be read.
     """
-    path = Path(path)
-    if not path.exists():
+    if not os.path.lexists(path):
         return []
-    try:
-        content = json.loads(path.read_bytes())
-        if content["format"] != _FORMAT:
-            raise ValueError(f"its format is {content['format']!r}")
-        if content["version"] > _VERSION:
-            raise ValueError(f"its version is {content['version']!r}, and this driftproof reads {_VERSION}")
-        return [Event.from_dict(item) for item in content["events"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a record of a population that can be read: {error}") from error
+    saved = read_json(path, SavedEvents, advice="remove it to go without what became of its members")
+    return [Event.of(event) for event in saved.events]
 
 
 def append_events(path: str | os.PathLike[str], events: Iterable[Event]) -> None:
@@ -86,7 +81,7 @@ def append_events(path: str | os.PathLike[str], events: Iterable[Event]) -> None
     One process may write a file at a time.
 
     Raises:
-        ValueError: There is a file that is not such a record; it is left alone.
+        RunFolderError: There is a file that is not such a record; it is left alone.
         OSError: It cannot be written; it is as it was.
     """
     if added := list(events):
@@ -98,4 +93,4 @@ def write_events(path: str | os.PathLike[str], events: Iterable[Event]) -> None:
     items = [event.as_dict() for event in events]
     head = json.dumps({"format": _FORMAT, "version": _VERSION})
     lines = ",\n".join(json.dumps(item, allow_nan=False) for item in items)
-    write_atomically(path, [f'{head[:-1]}, "events": [\n{lines}\n]}}\n'.encode()])
+    write_atomically(path, [f'{head[:-1]}, "events": [\n{lines}\n]}}\n'.encode()], follow_links=False)

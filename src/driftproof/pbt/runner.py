@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from driftproof._arguments import check_count, check_flag, check_option
 from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
-from driftproof.pbt.config import HyperparamConfig, PBTConfig, check_against
+from driftproof.pbt.config import PBTConfig, check_against
 from driftproof.pbt.folder import FolderTakenError, RunFolder
 from driftproof.pbt.member import MakeAgent, MakeCallback, Metric, mean_reward
 from driftproof.pbt.records import Event
+from driftproof.pbt.saved import MAX_PERFORMANCE, SavedPopulation
 from driftproof.pbt.scheduler import PBTScheduler
 from driftproof.pbt.stores import MemoryStore
 from driftproof.pbt.work import Failure, Order, Report, Row, Work
@@ -90,7 +90,7 @@ class PBTRunner:
         max_restarts: int = 3,
         callback: MakeCallback | None = None,
         on_change: Callable[[PBTRunner], None] | None = None,
-        _saved: Mapping[str, Any] | None = None,
+        _saved: SavedPopulation | None = None,
     ) -> None:
         check_count("total_updates", total_updates, at_least=1)
         check_count("seed", seed)
@@ -151,27 +151,21 @@ class PBTRunner:
 
         Raises:
             FileNotFoundError: There is no run.
-            ValueError: What is in the folder is damaged, or was written by another version.
+            RunFolderError: What is in the folder is damaged, or was written by another version.
         """
         folder = RunFolder(run_dir)
         saved = folder.read_state()
         with folder.explaining():
-            config = _config_from(saved["config"])
-            if len(saved["members"]) != config.population_size:
-                raise ValueError(f"{len(saved['members'])} members, and population_size is {config.population_size}")
-            total_updates, seed, synchronous = saved["total_updates"], saved["seed"], saved["synchronous"]
-            check_count("total_updates", total_updates, at_least=1)
-            check_count("seed", seed)
-            check_flag("synchronous", synchronous)
+            config = saved.config.as_config()
         return cls(
             config,
             make_agent,
-            total_updates,
+            saved.total_updates,
             run_dir,
-            seed,
+            saved.seed,
             metric,
             backend=backend,
-            synchronous=synchronous,
+            synchronous=saved.synchronous,
             max_restarts=max_restarts,
             callback=callback,
             on_change=on_change,
@@ -255,7 +249,7 @@ class PBTRunner:
         self._backend.hold()
 
     def _check_is_latest(self) -> None:
-        if self._folder.is_taken and self._folder.read_state().get("saves", 0) != self._saves:
+        if self._folder.is_taken and self._folder.read_state().saves != self._saves:
             raise FolderTakenError(f"{self.run_dir}: the run has gone on since it was read here; resume it from there")
 
     def _tell(self) -> None:
@@ -302,7 +296,7 @@ class PBTRunner:
         self._failures[member] = 0
         place.file = self._folder.write_member(member, report.updates, report.state)
         place.updates = report.updates
-        place.performance = report.performance if math.isfinite(report.performance) else None
+        place.performance = report.performance if abs(report.performance) <= MAX_PERFORMANCE else None
         place.not_taken_over, place.is_anew, place.waits = report.not_taken_over, False, True
         self._folder.log(member, report.rows)
         if report.rows:
@@ -388,29 +382,16 @@ class PBTRunner:
         self._saves += 1
         self._folder.follow_state(self.scheduler.events, used)
 
-    def _load(self, saved: Mapping[str, Any]) -> None:
-        self.scheduler.load_state_dict(saved["scheduler"])
-        self._saves = int(saved.get("saves", 0))
-        self._places = [_Place(**place) for place in saved["members"]]
+    def _load(self, saved: SavedPopulation) -> None:
+        saved.check_values(self.config)
+        self.scheduler.load_state_dict(saved.scheduler.model_dump())
+        self._saves = saved.saves
+        self._places = [_Place(**each.model_dump()) for each in saved.members]
         for member, place in enumerate(self._places):
-            self._check(place)
+            for name in filter(None, (place.file, place.offered, place.donor)):
+                self._folder.member_path(name)  # raises if it is a link
             if place.offered is not None:
                 self.scheduler.store.put(member, place.offered, place.updates, "v2_full_parameters")
-
-    def _check(self, place: _Place) -> None:
-        """Raise if it is none that was saved."""
-        check_count("updates", place.updates)
-        if place.updates > self.total_updates or (place.updates and place.file is None and not place.is_anew):
-            raise ValueError(f"a member has done {place.updates} of {self.total_updates} updates, in {place.file!r}")
-        if set(place.hyperparams) != {item.name for item in self.config.hyperparams}:
-            raise ValueError(f"a member has the hyper-parameters {place.hyperparams!r}")
-        for name in (place.file, place.offered, place.donor):
-            if name is not None:
-                self._folder.member_path(name)
-        check_flag("is_anew", place.is_anew)
-        check_flag("waits", place.waits)
-        if place.performance is not None and not math.isfinite(place.performance):
-            place.performance = None
 
     def _vital_signs(self) -> dict[str, float]:
         """What is logged of the population after a decision."""
@@ -461,8 +442,3 @@ def _backend_named(name: BackendName) -> Backend:
 
         return RayBackend()
     return InlineBackend() if name == "inline" else ProcessBackend()
-
-
-def _config_from(values: Mapping[str, Any]) -> PBTConfig:
-    hyperparams = [HyperparamConfig(**item) for item in values["hyperparams"]]
-    return PBTConfig(**{**values, "hyperparams": hyperparams})

@@ -7,15 +7,18 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from numbers import Integral
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
-from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof._arguments import check_count
+from driftproof._files import described
 from driftproof.pbt import pb2
 from driftproof.pbt.config import PBTConfig
 from driftproof.pbt.explore import explore, sample, to_unit
 from driftproof.pbt.records import Event, EventKind
+from driftproof.pbt.saved import SavedMember, SavedScheduler
 from driftproof.pbt.stores import CheckpointFormat, FolderStore, MemoryStore, TreeStore
 
 _HISTORY = 200
@@ -60,39 +63,13 @@ class PopulationMember:
         return state
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> PopulationMember:
-        values = dict(state)
-        values["hyperparams"] = dict(values["hyperparams"])
-        if values["checkpoint_hyperparams"] is not None:
-            values["checkpoint_hyperparams"] = dict(values["checkpoint_hyperparams"])
+    def of(cls, saved: SavedMember) -> PopulationMember:
+        """From what :meth:`state_dict` returned."""
+        values = saved.model_dump()
         values["history"] = [(step, performance) for step, performance in values["history"]]
         values["lineage"] = [(step, donor) for step, donor in values["lineage"]]
         values["baseline"] = None if values["baseline"] is None else tuple(values["baseline"])
-        before = values["before_exploit"]
-        if before is not None:
-            values["before_exploit"] = {**before, "hyperparams": dict(before["hyperparams"])}
-        member = cls(**values)
-        member._check()
-        return member
-
-    def _check(self) -> None:
-        """Raise unless everything is of its kind, as in a state that was not damaged."""
-        for name in ("id", "step", "reports", "interval_start", "tries"):
-            check_count(name, getattr(self, name))
-        check_flag("unobserved", self.unobserved)
-        if self.checkpoint_format is not None:
-            check_option("checkpoint_format", self.checkpoint_format, get_args(CheckpointFormat))
-        before = self.before_exploit or {"performance": None, "interval_start": 0}
-        steps = [0 if self.checkpoint_step is None else self.checkpoint_step, before["interval_start"]]
-        performances = [self.performance, before["performance"]]
-        for step, performance in [*self.history, *([] if self.baseline is None else [self.baseline])]:
-            steps.append(step)
-            performances.append(performance)
-        for number in (*steps, *(number for pair in self.lineage for number in pair)):
-            check_count("step or donor", number)
-        for performance in performances:
-            if performance is not None:
-                check_number("performance", performance)
+        return cls(**values)
 
 
 class PBTScheduler:
@@ -296,29 +273,27 @@ class PBTScheduler:
         Raises:
             ValueError: It had another number of members, or other hyper-parameters, or is damaged.
         """
-        members = [PopulationMember.from_state(item) for item in state["members"]]
-        if len(members) != self.config.population_size:
+        try:
+            saved = SavedScheduler.model_validate(dict(state))
+        except ValidationError as error:
+            raise ValueError(f"not the state of a scheduler: {described(error)}") from error
+        if len(saved.members) != self.config.population_size:
             raise ValueError(
-                f"the state has {len(members)} members, and population_size is {self.config.population_size}"
+                f"the state has {len(saved.members)} members, and population_size is {self.config.population_size}"
             )
         names = {item.name for item in self.config.hyperparams}
-        for index, member in enumerate(members):
-            if member.id != index:
-                raise ValueError(f"member {index} of the state has the id {member.id}")
-            if set(member.hyperparams) != names:
+        for held in saved.all_hyperparams():
+            if set(held) != names:
                 raise ValueError(
-                    f"the state's members have the hyper-parameters {sorted(member.hyperparams)}, and the "
-                    f"configuration {sorted(names)}"
+                    f"the state's members have the hyper-parameters {sorted(held)}, and the configuration "
+                    f"{sorted(names)}"
                 )
-        events = [Event.from_dict(item) for item in state["events"]]
-        observations = [pb2.Observation(**item) for item in state["observations"]]
-        for seen in observations:
-            check_number("time of an observation", seen.time)
-            if seen.change is not None:
-                check_number("change of an observation", seen.change)
+        members = [PopulationMember.of(member) for member in saved.members]
+        events = [Event.of(event) for event in saved.events]
+        observations = [pb2.Observation(**item.model_dump()) for item in saved.observations]
         generator = np.random.default_rng()
-        generator.bit_generator.state = state["generator"]
-        counts = {name: int(state["counts"][name]) for name in self._counts}
+        generator.bit_generator.state = saved.generator.model_dump()
+        counts = saved.counts.model_dump()
         self.members, self.events, self._observations = members, events, observations
         self._counts, self._rng = counts, generator
         for member in members:

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from driftproof._text import printable
 from driftproof.report.series import Array, plain, thin
 
 Trace: TypeAlias = dict[str, Any]
@@ -127,10 +128,8 @@ class Absent:
 
 def label(text: str) -> str:
     """Text of others as plotly draws it as it is: none of it is taken for markup."""
-    printable = "".join(c if c.isprintable() else "�" for c in text)
-    short = printable if len(printable) <= _LABEL else f"{printable[: _LABEL - 1]}…"
     # Between dollars plotly expects a formula.
-    return html.escape(short, quote=False).replace("$", "&#36;")
+    return html.escape(printable(text, _LABEL), quote=False).replace("$", "&#36;")
 
 
 def colour(index: int) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,12 @@ _CURVE = 16
 """Points of a curve from one lane to another."""
 _LABELS = 64
 """Lanes that have room for a label each."""
+_LONGEST_DESCENT = 2_000
+"""Take-overs that parameters are followed back over."""
+_MOST_SEARCHED = 30
+"""Hyper-parameters that lanes can be coloured by."""
+_MOST_CELLS = 2_000_000
+"""Of all colourings together."""
 
 
 @dataclass(frozen=True)
@@ -49,27 +56,47 @@ def takeovers(events: Sequence[Event]) -> list[Event]:
     return taken
 
 
+class _Taken:
+    """Take-overs by the member that took over, so that one descent looks at each of them once."""
+
+    def __init__(self, taken: Sequence[Event]) -> None:
+        self._taken = taken
+        self._by_member: dict[int, list[int]] = {}
+        for index, event in enumerate(taken):
+            self._by_member.setdefault(event.member, []).append(index)
+
+    def back(self, member: int, end: int) -> Iterator[Stay]:
+        """Whose parameters a member has in the end, newest first, as far back as a picture can show."""
+        until, before, is_first = end, len(self._taken), True
+        for _ in range(_LONGEST_DESCENT):
+            # What a donor gave is what it had before it took over anything at that same update.
+            mine = self._by_member.get(member, [])
+            place = bisect.bisect_left(mine, before) - 1
+            while place >= 0 and not is_first and self._taken[mine[place]].step >= until:
+                place -= 1
+            if place < 0:
+                break
+            before, is_first = mine[place], False
+            event = self._taken[before]
+            yield Stay(member, event.step, until)
+            assert event.donor is not None
+            member, until = event.donor, event.step if event.donor_step is None else event.donor_step
+        yield Stay(member, 0, until)
+
+
 def descent(taken: Sequence[Event], member: int, end: int) -> list[Stay]:
     """Whose parameters a member has in the end, oldest first: through whom they came, and from when to when."""
-    stays: list[Stay] = []
-    until, before = end, len(taken)
-    while True:
-        # What a donor gave is what it had before it took over anything at that same update.
-        mine = [i for i in range(before) if taken[i].member == member and (taken[i].step < until or not stays)]
-        if not mine:
-            return [Stay(member, 0, until), *stays]
-        before = mine[-1]
-        event = taken[before]
-        stays.insert(0, Stay(member, event.step, until))
-        assert event.donor is not None
-        member, until = event.donor, event.step if event.donor_step is None else event.donor_step
+    return list(_Taken(taken).back(member, end))[::-1]
 
 
 def order(run: Run, taken: Sequence[Event]) -> list[int]:
     """Members so that those of one descent are neighbours, the family of the best first."""
-    paths = {m: [stay.member for stay in descent(taken, m, _updates(run, m))] for m in run.members}
+    by_member = _Taken(taken)
+    paths = {m: [stay.member for stay in by_member.back(m, _updates(run, m))][::-1] for m in run.members}
     rank = {member: i for i, member in enumerate(run.ranking)}
-    family = {root: min(rank[m] for m in paths if paths[m][0] == root) for root in {path[0] for path in paths.values()}}
+    family: dict[int, int] = {}
+    for member, path in paths.items():
+        family[path[0]] = min(rank[member], family.get(path[0], len(rank)))
     return sorted(paths, key=lambda m: (family[paths[m][0]], paths[m]))
 
 
@@ -108,7 +135,9 @@ class _Cells:
     def __init__(self, run: Run, members: Sequence[int]) -> None:
         self.members = members
         updates = max(1, *(_updates(run, member) for member in members))
-        self.edges = np.unique(np.linspace(0, updates, min(updates, _CELLS) + 1).round()) * run.steps_per_update
+        room = _MOST_CELLS // (len(members) * (1 + len(_searched(run))))
+        cells = min(updates, _CELLS, max(room, 8))
+        self.edges = np.unique(np.linspace(0, updates, cells + 1).round()) * run.steps_per_update
 
     def trace(self, name: str, values: Array) -> Trace:
         """Lanes that are coloured by these values ``[lanes, cells]``."""
@@ -178,7 +207,7 @@ def _hyperparams(run: Run, members: Sequence[int], name: str, edges: Array) -> A
 
 
 def _searched(run: Run) -> list[str]:
-    return sorted({name for event in run.events for name in event.hyperparams})
+    return sorted({name for event in run.events for name in event.hyperparams})[:_MOST_SEARCHED]
 
 
 def _updates(run: Run, member: int) -> int:

@@ -13,9 +13,11 @@ from importlib.resources import files
 from plotly.offline import get_plotlyjs
 
 from driftproof import __version__
+from driftproof._text import printable
 from driftproof.report.charts import Absent, Chart, Section, Table, Text
 from driftproof.report.summary import Card
 
+_LONGEST_LINE = 500
 _SPANS = {0: "wide", 1: "", 2: "broad"}
 
 
@@ -45,17 +47,17 @@ def render(cards: Sequence[Card], sections: Sequence[Section | Absent], notes: S
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{escape(names)} · driftproof</title>
+<title>{_shown(names)} · driftproof</title>
 <style>{style}</style>
 </head>
 <body>
 <header>
 <p class="brand">driftproof report</p>
-<h1>{escape(names) if len(cards) == 1 else f"{len(cards)} runs"}</h1>
+<h1>{_shown(names) if len(cards) == 1 else f"{len(cards)} runs"}</h1>
 <div class="cards">
 {"".join(_card(card, is_alone=len(cards) == 1) for card in cards)}
 </div>
-<nav aria-label="Sections">{"".join(f'<a href="#{_slug(s.title)}">{escape(s.title)}</a>' for s in present)}</nav>
+<nav aria-label="Sections">{"".join(f'<a href="#{_slug(s.title)}">{_shown(s.title)}</a>' for s in present)}</nav>
 <p class="note">Horizontal axes count the environment steps of one agent, unless they say otherwise.</p>
 </header>
 <main>
@@ -64,7 +66,7 @@ def render(cards: Sequence[Card], sections: Sequence[Section | Absent], notes: S
 </main>
 <footer>
 {_footnotes(absent, notes)}
-<p>Written by driftproof {escape(__version__)}.</p>
+<p>Written by driftproof {_shown(__version__)}.</p>
 </footer>
 <script type="application/json" id="figures">{_json([chart.figure() for chart in figures])}</script>
 <script>{library}</script>
@@ -76,11 +78,11 @@ def render(cards: Sequence[Card], sections: Sequence[Section | Absent], notes: S
 
 def _card(card: Card, is_alone: bool) -> str:
     facts = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(word)}</small></dd></div>"
+        f"<div><dt>{_shown(name)}</dt><dd>{_shown(value)}<small>{_shown(word)}</small></dd></div>"
         for name, value, word in card.facts
     )
     dot = f'<span class="dot" style="background:var(--{card.colour.removeprefix("@")})"></span>'
-    title = "" if is_alone else f"<h2>{dot}{escape(card.name)}</h2>"
+    title = "" if is_alone else f"<h2>{dot}{_shown(card.name)}</h2>"
     return f'<section class="card">{title}<dl>{facts}</dl></section>'
 
 
@@ -92,11 +94,11 @@ def _section(section: Section, figures: list[Chart]) -> str:
             parts.append(_chart(part, len(figures) - 1))
         else:
             parts.append(_table(part) if isinstance(part, Table) else _text(part))
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in section.notes)
+    notes = "".join(f'<p class="note">{_shown(note)}</p>' for note in section.notes)
     columns = section.columns or _columns(section)
     return (
-        f'<section id="{_slug(section.title)}"><h2>{escape(section.title)}</h2>'
-        f'<p class="lead">{escape(section.lead)}</p>'
+        f'<section id="{_slug(section.title)}"><h2>{_shown(section.title)}</h2>'
+        f'<p class="lead">{_shown(section.lead)}</p>'
         f'<div class="grid" style="--columns:{columns}">{"".join(parts)}</div>{notes}</section>'
     )
 
@@ -114,23 +116,23 @@ def _columns(section: Section) -> int:
 def _chart(chart: Chart, index: int) -> str:
     choice = ""
     if len(chart.choices) > 1:
-        options = "".join(f'<option value="{i}">{escape(name)}</option>' for i, name in enumerate(chart.choices))
+        options = "".join(f'<option value="{i}">{_shown(name)}</option>' for i, name in enumerate(chart.choices))
         choice = f'<label>Show <select data-for="{index}">{options}</select></label>'
-    caption = f"<p>{escape(chart.caption)}</p>" if chart.caption else ""
+    caption = f"<p>{_shown(chart.caption)}</p>" if chart.caption else ""
     return (
-        f'<figure class="panel {_SPANS[chart.span]}"><figcaption><h3>{escape(chart.title)}</h3>{caption}{choice}'
+        f'<figure class="panel {_SPANS[chart.span]}"><figcaption><h3>{_shown(chart.title)}</h3>{caption}{choice}'
         "</figcaption>"
-        f'<div class="chart" data-figure="{index}" role="img" aria-label="{escape(chart.title)}" '
+        f'<div class="chart" data-figure="{index}" role="img" aria-label="{_shown(chart.title)}" '
         f'style="--height:{chart.height}px"></div></figure>'
     )
 
 
 def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.head)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
-    caption = f"<p>{escape(table.caption)}</p>" if table.caption else ""
+    head = "".join(f'<th scope="col">{_shown(name)}</th>' for name in table.head)
+    rows = "".join(f"<tr>{''.join(f'<td>{_shown(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
+    caption = f"<p>{_shown(table.caption)}</p>" if table.caption else ""
     return (
-        f'<div class="panel {_SPANS[table.span]}"><h3>{escape(table.title)}</h3>{caption}'
+        f'<div class="panel {_SPANS[table.span]}"><h3>{_shown(table.title)}</h3>{caption}'
         f'<div class="scroll" tabindex="0"><table class="{"texts" if table.is_text else "numbers"}">'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></div>"
     )
@@ -138,8 +140,8 @@ def _table(table: Table) -> str:
 
 def _text(text: Text) -> str:
     return (
-        f'<details class="panel wide"><summary>{escape(text.title)}</summary>'
-        f'<pre tabindex="0">{escape(text.text)}</pre></details>'
+        f'<details class="panel wide"><summary>{_shown(text.title)}</summary>'
+        f'<pre tabindex="0">{_shown(text.text)}</pre></details>'
     )
 
 
@@ -147,7 +149,12 @@ def _footnotes(absent: Sequence[Absent], notes: Sequence[str]) -> str:
     lines = [f"{section.title}: {section.reason}." for section in absent] + [f"{note}." for note in notes]
     if not lines:
         return ""
-    return f"<h2>Absent</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+    return f"<h2>Absent</h2><ul>{''.join(f'<li>{_shown(line)}</li>' for line in lines)}</ul>"
+
+
+def _shown(text: str) -> str:
+    """Text of others, which neither markup nor control characters make more than that."""
+    return "\n".join(escape(printable(line, _LONGEST_LINE)) for line in text.split("\n"))
 
 
 def _json(value: object) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import yaml
+from pydantic import BaseModel, BeforeValidator, Field
 
+from driftproof import _yaml
+from driftproof._files import damage_told, read_bytes, read_json
 from driftproof.pbt import Event, read_events, read_metrics
 from driftproof.pbt.folder import RunFolder
 from driftproof.pbt.work import Row
@@ -23,7 +26,12 @@ from driftproof.state import CheckpointError, inspect
 
 RETURN = "rollout/ep_rew_mean"
 
-T = TypeVar("T")
+_MOST_EPISODES = 1_000_000
+_MOST_SCORES = 1_000
+_MOST_LIBRARIES = 30
+"""Limits of what is drawn."""
+
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -121,8 +129,8 @@ class Run:
         for life in self.members.values():
             counts = [(0.0, 0.0), *zip(*life.column("time/iterations"), strict=True)]
             for (step, count), (next_step, next_count) in pairwise(counts):
-                if next_count > count:
-                    moves[round((next_step - step) / (next_count - count))] += 1
+                if next_count > count and 0 < (move := (next_step - step) / (next_count - count)) < math.inf:
+                    moves[round(move)] += 1
         if moves:
             return max(moves.most_common(1)[0][0], 1)
         return max(math.gcd(*(step for life in self.members.values() for step in life.steps)), 1)
@@ -133,7 +141,8 @@ def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
 
     Raises:
         TypeError: ``paths`` is one path.
-        ValueError: There is none, one is there twice, or a file is damaged.
+        ValueError: There is none, or one is there twice.
+        RunFolderError: A file is damaged.
         FileNotFoundError: A folder, or what makes it one of a run, is missing.
     """
     if isinstance(paths, str | os.PathLike):
@@ -160,8 +169,9 @@ def read_run(folder: Path, name: str) -> Run:
         raise ValueError(f"{folder / 'metrics.jsonl'} has no metrics of an agent: the run has not done an update yet")
     members = {member: Life(metrics[member]) for member in sorted(m for m in metrics if m is not None)}
     searched, performance = _population_state(folder)
-    config = _read(folder / "config.yaml", _config) or searched
-    text = _read(folder / "config.yaml", str) or (yaml.safe_dump(config, sort_keys=False) if config else "")
+    config, text = _config(folder / "config.yaml")
+    if not config and searched:
+        config, text = searched, _yaml.dump(searched)
     versions, notes = _versions(folder)
     return Run(
         name=name,
@@ -174,8 +184,8 @@ def read_run(folder: Path, name: str) -> Run:
         config=config,
         config_text=text,
         versions=versions,
-        evaluation=_read(folder / "evaluation.json", _evaluation) or [],
-        attacks=_read(folder / "attacks.json", _attacks) or [],
+        evaluation=_evaluation(folder / "evaluation.json"),
+        attacks=_attacks(folder / "attacks.json"),
         notes=notes,
     )
 
@@ -190,73 +200,96 @@ def _names(places: Sequence[Path]) -> list[str]:
     return names
 
 
-def _metrics(path: Path) -> dict[int | None, list[Row]]:
-    if not path.exists():
+def _metrics(path: Path) -> dict[int | None, Sequence[Row]]:
+    if not os.path.lexists(path):
         raise FileNotFoundError(f"{path.parent} is not the folder of a run: there is no {path.name}")
-    try:
-        return read_metrics(path)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+    return read_metrics(path)
 
 
-def _read(path: Path, parse: Callable[[str], T]) -> T | None:
-    """What a file says, if there is one; which it is and what is wrong, if it cannot be read."""
-    if not path.exists():
+def _config(path: Path) -> tuple[dict[str, Any], str]:
+    """What a configuration says, and the same as text for people; nothing if there is none."""
+    if not os.path.lexists(path):
+        return {}, ""
+    with damage_told(path, "correct it, or restore it from a copy"):
+        text = read_bytes(path, _yaml.MAX_BYTES).decode("utf-8")
+        try:
+            config = _yaml.value(text)
+        except yaml.YAMLError as error:
+            raise ValueError(getattr(error, "problem", None) or str(error)) from error
+        if not isinstance(config, dict):
+            raise ValueError("it is not a mapping of names to values")
+    return config, text
+
+
+def _finite(value: Any) -> Any:
+    """Before pydantic: NaN for what is no finite number, and other values as they are."""
+    return math.nan if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
+
+
+Number: TypeAlias = Annotated[float, Field(strict=True), BeforeValidator(_finite)]
+"""``null`` and what is not finite, as of an agent that diverged, are NaN."""
+Numbers: TypeAlias = Annotated[list[Number], Field(max_length=_MOST_EPISODES)]
+
+
+class _Result(BaseModel):
+    """Of ``evaluation.json``: the agent's, or a baseline's."""
+
+    mean: Number
+    interval: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
+    returns: Numbers = []
+    episodes: Annotated[int, Field(strict=True, ge=0, le=2**53)] | None = None
+
+    def score(self, name: str) -> Score:
+        low, high = self.interval or (self.mean, self.mean)
+        return Score(name, self.mean, low, high, tuple(self.returns), self.episodes or len(self.returns) or None)
+
+
+class _Evaluation(_Result):
+    baselines: Annotated[dict[str, _Result], Field(max_length=_MOST_SCORES)] = {}
+
+
+class _Attack(BaseModel):
+    attack: Annotated[str, Field(strict=True)]
+    epsilon: Annotated[float, Field(strict=True, ge=0, le=1e9)]
+    mean: Number
+    low: Number
+    high: Number
+    returns: Numbers
+
+    def score(self) -> Score:
+        ends = (self.mean, self.low, self.high)
+        return Score(self.attack, *ends, tuple(self.returns), len(self.returns), self.epsilon)
+
+
+class _Attacks(BaseModel):
+    """``attacks.json``."""
+
+    results: Annotated[list[_Attack], Field(max_length=_MOST_SCORES)]
+
+
+def _evaluation(path: Path) -> list[Score]:
+    found = _scores(path, _Evaluation)
+    return [] if found is None else [found.score("agent"), *(of.score(name) for name, of in found.baselines.items())]
+
+
+def _attacks(path: Path) -> list[Score]:
+    found = _scores(path, _Attacks)
+    return [] if found is None else [result.score() for result in found.results]
+
+
+def _scores(path: Path, model: type[M]) -> M | None:
+    if not os.path.lexists(path):
         return None
-    try:
-        return parse(path.read_text(encoding="utf-8"))
-    except KeyError as error:
-        raise ValueError(f"{path} cannot be read: there is no {error}") from error
-    except (AttributeError, RecursionError, TypeError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-
-
-def _config(text: str) -> dict[str, Any]:
-    config = yaml.safe_load(text)
-    if not isinstance(config, dict):
-        raise ValueError("it is not a mapping of names to values")
-    json.dumps(config, default=str, skipkeys=True)  # Raises if something in it contains itself.
-    return config
-
-
-def _evaluation(text: str) -> list[Score]:
-    content = json.loads(text)
-    return [_score("agent", content), *(_score(name, of) for name, of in content.get("baselines", {}).items())]
-
-
-def _score(name: str, content: Mapping[str, Any]) -> Score:
-    mean, returns = float(content["mean"]), tuple(map(float, content.get("returns", ())))
-    low, high = content.get("interval") or (mean, mean)
-    episodes = content.get("episodes") or len(returns)
-    return Score(name, mean, float(low), float(high), returns, int(episodes) if episodes else None)
-
-
-def _attacks(text: str) -> list[Score]:
-    return [
-        Score(
-            name=str(result["attack"]),
-            mean=float(result["mean"]),
-            low=float(result["low"]),
-            high=float(result["high"]),
-            returns=tuple(map(float, result["returns"])),
-            episodes=len(result["returns"]),
-            epsilon=float(result["epsilon"]),
-        )
-        for result in json.loads(text)["results"]
-    ]
+    return read_json(path, model, advice="remove it, or evaluate again", allow_nan=True)
 
 
 def _population_state(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
     """Configuration of a population, and how well its members did last; nothing if there is none."""
-    path = folder / "population_state.json"
-    if not path.exists():
+    if not os.path.lexists(folder / "population_state.json"):
         return {}, {}
     state = RunFolder(folder).read_state()
-    try:
-        known = {i: place["performance"] for i, place in enumerate(state["members"])}
-        return dict(state["config"]), {i: math.nan if x is None else float(x) for i, x in known.items()}
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error!r}") from error
+    performance = {i: _finite(place.performance) for i, place in enumerate(state.members)}
+    return state.config.model_dump(), performance
 
 
 def _versions(folder: Path) -> tuple[dict[str, str], list[str]]:
@@ -266,6 +299,6 @@ def _versions(folder: Path) -> tuple[dict[str, str], list[str]]:
         return {}, []
     newest = max(found, key=lambda path: path.name.rpartition("_")[2])
     try:
-        return inspect(newest).versions, []
+        return dict(itertools.islice(inspect(newest).versions.items(), _MOST_LIBRARIES)), []
     except (CheckpointError, FileNotFoundError) as error:  # damaged, or replaced by a run that goes on
         return {}, [f"versions of libraries: {error}"]

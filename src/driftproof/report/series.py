@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -25,15 +26,17 @@ class Life:
     """
 
     def __init__(self, rows: Sequence[Mapping[str, float]]) -> None:
-        found: dict[str, tuple[list[float], list[float]]] = {}
+        found: dict[str, tuple[array[float], array[float]]] = {}
         for row in rows:
             step = row["step"]
             for name, value in row.items():
-                steps, values = found.setdefault(name, ([], []))
+                if name not in found:
+                    found[name] = array("d"), array("d")
+                steps, values = found[name]
                 steps.append(step)
                 values.append(value)
-        self.steps = [int(step) for step in found.pop("step", ([], []))[0]]
-        self._columns = {name: (np.array(x, dtype=float), np.array(y, dtype=float)) for name, (x, y) in found.items()}
+        self.steps = [int(step) for step in found.pop("step", (array("d"), array("d")))[0]]
+        self._columns = {name: (np.array(x), np.array(y)) for name, (x, y) in found.items()}
 
     @property
     def metrics(self) -> set[str]:

@@ -6,13 +6,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from driftproof.report.bundles import bundled
 from driftproof.report.charts import Absent, Section
 from driftproof.report.learning import drift, learning
 from driftproof.report.outcomes import evaluation, robustness
 from driftproof.report.page import render
 from driftproof.report.population import hyperparams, population
-from driftproof.report.runs import read_runs
+from driftproof.report.runs import Run, read_runs
 from driftproof.report.settings import configuration
 from driftproof.report.signs import (
     CRITICS,
@@ -41,10 +43,17 @@ def write_report(runs: Sequence[str | os.PathLike[str]], output: str | os.PathLi
 
     Raises:
         FileNotFoundError: A folder, or what makes it one of a run, is missing.
-        ValueError: A file of a run is damaged; which, and where.
+        RunFolderError: A file of a run is damaged; which, and where.
         OSError: The page cannot be written.
     """
-    found = read_runs(runs)
+    # What was logged may be anything, and where it is no number any more there is a gap.
+    with np.errstate(all="ignore"):
+        text = _page(read_runs(runs))
+    write_atomically(output, [text.encode(errors="replace")])
+    return Path(output)
+
+
+def _page(found: Sequence[Run]) -> str:
     bundles = bundled(found)
     ordered = [run for bundle in bundles for run in bundle.runs]
     fan = fans(
@@ -79,6 +88,4 @@ def write_report(runs: Sequence[str | os.PathLike[str]], output: str | os.PathLi
         configuration(ordered),
     ]
     notes = [f"{run.name}: {note}" for run in ordered for note in run.notes]
-    text = render(cards(bundles), sections, notes)
-    write_atomically(output, [text.encode(errors="replace")])
-    return Path(output)
+    return render(cards(bundles), sections, notes)

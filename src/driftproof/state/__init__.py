@@ -1,7 +1,7 @@
 """The state tree, and the files that hold it."""
 
+from driftproof._text import printable
 from driftproof.state._atomic import write_atomically
-from driftproof.state._text import printable
 from driftproof.state.files import Checkpoint, CheckpointError, Inspection, inspect, read, write
 from driftproof.state.store import AsyncWriter, CheckpointStore
 from driftproof.state.tree import (

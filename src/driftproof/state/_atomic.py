@@ -22,17 +22,25 @@ _ours: set[str] = set()
 _ours_lock = threading.Lock()
 
 
-def write_atomically(path: str | os.PathLike[str], parts: Iterable[bytes | memoryview]) -> None:
+def write_atomically(
+    path: str | os.PathLike[str], parts: Iterable[bytes | memoryview], *, follow_links: bool = True
+) -> None:
     """Write a file so that at any moment, and after any crash, there is the old one or the new one.
 
-    The folder is made if there is none. A link's target is replaced, not the link.
+    The folder is made if there is none.
+
+    Args:
+        path: Of the file.
+        parts: Its content.
+        follow_links: Replace a link's target, and not the link itself. In folders that come from others, a link may
+            lead to any file of whoever writes.
 
     Raises:
         OSError: With the path in it; the old file is as it was, and nothing new is in the folder.
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path) if follow_links else path)
     try:
-        if target.exists() and not target.is_file():
+        if target.exists() and not target.is_file() and not target.is_symlink():
             raise OSError(errno.EEXIST, "is there and is no regular file")
         target.parent.mkdir(parents=True, exist_ok=True)
         _write(target, parts)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 
 from driftproof._arguments import check_count, check_option
+from driftproof._files import parse_json, read_bytes
 from driftproof.state._atomic import remove_abandoned, write_atomically
 from driftproof.state.files import Checkpoint, CheckpointError, Serialized, read, serialize
 
@@ -84,7 +85,7 @@ class CheckpointStore:
         """:meth:`save` of what :func:`driftproof.state.files.serialize` made of a tree."""
         check_count("step", step)
         path = self.folder / f"checkpoint_{step:012d}.zip"
-        write_atomically(path, serialized.parts())
+        write_atomically(path, serialized.parts(), follow_links=False)
         self._point("latest", _Pointer(path.name, int(step)))
         self._update_best(path.name, int(step), None if score is None or math.isnan(score) else float(score))
         self._rotate()
@@ -151,8 +152,7 @@ class CheckpointStore:
     def _pointer(self, name: str) -> _Pointer | None:
         """What a pointer names, if it is a pointer and that file is there."""
         try:
-            with open(self.folder / name, "rb") as file:
-                content = json.loads(file.read(_MAX_POINTER_BYTES))
+            content = parse_json(read_bytes(self.folder / name, _MAX_POINTER_BYTES))
         except (OSError, ValueError, RecursionError):
             return None
         if not isinstance(content, dict) or content.keys() != {"file", "step", "score"}:
@@ -166,7 +166,7 @@ class CheckpointStore:
         return _Pointer(file_name, step, score)
 
     def _point(self, name: str, pointer: _Pointer) -> None:
-        write_atomically(self.folder / name, [json.dumps(vars(pointer)).encode()])
+        write_atomically(self.folder / name, [json.dumps(vars(pointer)).encode()], follow_links=False)
 
     def _update_best(self, file: str, step: int, score: float | None) -> None:
         best = self._pointer("best")

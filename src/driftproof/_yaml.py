@@ -1,0 +1,132 @@
+"""YAML with bounds: a few anchors and aliases are good style, and a few more stand for gigabytes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+MAX_BYTES = 256 * 2**10
+MAX_DEPTH = 32
+MAX_VALUES = 50_000
+MAX_CHARACTERS = 2**20
+"""Limits of a file, the last two with every alias written out."""
+
+_FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+")
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+
+
+class Loader(yaml.SafeLoader):
+    """Plain values only, and ``1e-4`` is a number, as in YAML 1.2; dates stay texts."""
+
+
+class Dumper(yaml.SafeDumper):
+    """Puts quotes around what the loader would take for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _kind in (Loader, Dumper):
+    _kind.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^({_FLOAT.pattern})$"), list("-+0123456789."))
+
+
+class TooMuchError(yaml.MarkedYAMLError):
+    """It is YAML, and too much of it."""
+
+
+def parse(text: str) -> tuple[yaml.Node | None, Any]:
+    """The one document in a text: its nodes, which know their lines, and its value.
+
+    Raises:
+        yaml.YAMLError: It is not YAML, is too much, or holds what is no plain value.
+    """
+    if len(text) > MAX_BYTES:
+        raise TooMuchError(problem=f"has more than {MAX_BYTES:,} characters")
+    loader = Loader(text)
+    try:
+        try:
+            node = loader.get_single_node()
+        except RecursionError:
+            raise TooMuchError(problem=f"is nested more than {MAX_DEPTH} deep") from None
+        if node is None:
+            return None, None
+        _measure(node, 1, {})
+        return node, _constructed(loader, node)
+    finally:
+        loader.dispose()
+
+
+def value(text: str) -> Any:
+    """The value of the one document in a text; see :func:`parse`."""
+    return parse(text)[1]
+
+
+def dump(value: Any, **options: Any) -> str:
+    """Plain values as YAML that a terminal can show as it stands: control characters are escaped in quotes."""
+    text: str = yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, **options)
+    if all(line.isprintable() for line in text.split("\n")):
+        return text
+    escaped: str = yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=False, **options)
+    return escaped
+
+
+def _constructed(loader: Loader, node: yaml.Node) -> Any:
+    try:
+        return loader.construct_document(node)
+    except yaml.YAMLError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # Of values that do not fit their explicit tags, and of whole numbers with thousands of digits.
+        what = "a value cannot be read" if isinstance(error, RecursionError) else f"a value cannot be read ({error})"
+        raise yaml.YAMLError(what[:200]) from error
+
+
+def _measure(node: yaml.Node, depth: int, known: dict[int, tuple[int, int, int] | None]) -> tuple[int, int, int]:
+    """Values, characters and depth of a node with all aliases written out.
+
+    Raises:
+        yaml.YAMLError: That is too much of one of them, or endless.
+    """
+    key = id(node)
+    if key in known:
+        found = known[key]
+        if found is None:
+            raise _excess(node, "contains itself")
+    elif depth > MAX_DEPTH:
+        raise _excess(node, f"is nested more than {MAX_DEPTH} deep")
+    else:
+        known[key] = None
+        found = known[key] = _sum(node, [_measure(inner, depth + 1, known) for inner in _inside(node)])
+    values, characters, height = found
+    if depth + height - 1 > MAX_DEPTH:
+        raise _excess(node, f"is nested more than {MAX_DEPTH} deep")
+    if values > MAX_VALUES:
+        raise _excess(node, f"stands for more than {MAX_VALUES:,} values, aliases (*name) written out")
+    if characters > MAX_CHARACTERS:
+        raise _excess(node, f"stands for more than {MAX_CHARACTERS:,} characters, aliases (*name) written out")
+    return found
+
+
+def _inside(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [inner for pair in node.value for inner in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+def _sum(node: yaml.Node, inside: list[tuple[int, int, int]]) -> tuple[int, int, int]:
+    own = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+    return (
+        1 + sum(values for values, _, _ in inside),
+        own + sum(characters for _, characters, _ in inside),
+        1 + max((height for _, _, height in inside), default=0),
+    )
+
+
+def _excess(node: yaml.Node, what: str) -> TooMuchError:
+    return TooMuchError(problem=f"what begins here {what}", problem_mark=node.start_mark)
