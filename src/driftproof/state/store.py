@@ -152,7 +152,8 @@ class CheckpointStore:
     def _pointer(self, name: str) -> _Pointer | None:
         """What a pointer names, if it is a pointer and that file is there."""
         try:
-            content = parse_json(read_bytes(self.folder / name, _MAX_POINTER_BYTES))
+            # A score may be infinite.
+            content = parse_json(read_bytes(self.folder / name, _MAX_POINTER_BYTES), allow_nan=True)
         except (OSError, ValueError, RecursionError):
             return None
         if not isinstance(content, dict) or content.keys() != {"file", "step", "score"}:
@@ -161,7 +162,8 @@ class CheckpointStore:
         # A name of ours and nothing else: never a path out of the folder.
         if not isinstance(file_name, str) or not _NAME.fullmatch(file_name) or not (self.folder / file_name).is_file():
             return None
-        if type(step) is not int or not (score is None or type(score) is float):
+        is_score = score is None or (type(score) is float and not math.isnan(score))
+        if type(step) is not int or not is_score:
             return None
         return _Pointer(file_name, step, score)
 
