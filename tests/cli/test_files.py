@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+
 import pytest
 import torch
 
@@ -62,6 +65,56 @@ def test_convert_makes_an_agent_that_can_be_loaded_and_evaluated(old, tmp_path, 
     assert code == 1
     assert "exists" in errors
     assert call(capsys, "convert", path, target, "--env", "CartPole-v1", "--overwrite")[0] == 0
+
+
+def test_convert_takes_zips_with_all_their_states(old, tmp_path, capsys):
+    """As Stable-Baselines3 wrote them, of an algorithm that added states to its parameters."""
+    parameters = old[1].get_parameters()
+    vgs = {"step_count": 320, "grad_mean_ema": 1.5e-05, "grad_var_ema": 1.7e-07, "grad_norm_ema": 0.030}
+    states = {name: parameters[name] for name in ("policy", "policy.optimizer")}
+    states |= {"vgs_state": vgs, "kl_penalty_state": {"kl_beta": 0.1}, "pytorch_variables": {}}
+    with zipfile.ZipFile(tmp_path / "old.zip", "w") as archive:
+        archive.writestr("data", "{}")
+        for name, state in states.items():
+            file = io.BytesIO()
+            torch.save(state, file)
+            archive.writestr(f"{name}.pth", file.getvalue())
+        archive.writestr("_stable_baselines3_version", "2.3.2")
+    target = tmp_path / "new.zip"
+    settings = ["--set", "ppo.target_kl=0.02", "--set", "ppo.kl_penalty=true"]
+    code, output, errors = call(capsys, "convert", tmp_path / "old.zip", target, "--env", "CartPole-v1", *settings)
+    assert code == 0, errors
+    assert "vgs_state: variance gradient scaling: the state is of an earlier version" in output
+    assert "kl_penalty_state: the KL penalty begins anew" in output
+    assert "pytorch_variables" in output
+    for name in ("vgs", "kl_penalty", "optimizer"):
+        assert f"{name}: not in the file" not in output
+    loaded = DistributionalPPO.load(target, "CartPole-v1", device="cpu")
+    assert compare(loaded.get_parameters()["policy"], parameters["policy"]) == []
+    assert float(loaded.vgs.metrics()["vgs/grad_norm_ema"]) == pytest.approx(0.030)
+
+
+def test_convert_builds_networks_as_configured(tmp_path, capsys):
+    networks = {"net_arch": [8], "lstm_hidden_size": 4}
+    agent = DistributionalPPO("MlpLstmPolicy", "CartPole-v1", policy_kwargs=networks, device="cpu")
+    torch.save({"format_version": "v1_policy_only", "data": agent.policy.state_dict()}, tmp_path / "old.pt")
+    (tmp_path / "agent.yaml").write_text("policy: {net_arch: [8], lstm_hidden_size: 4}\nenv: {id: CartPole-v1}\n")
+    command = ["convert", tmp_path / "old.pt", tmp_path / "new", "--config", tmp_path / "agent.yaml"]
+    code, output, errors = call(capsys, *command)
+    assert code == 0, errors
+    assert "20 of 20 tensors taken over" in output
+    assert "optimizer: not in the file" in output
+    loaded = DistributionalPPO.load(tmp_path / "new.zip", device="cpu")
+    assert compare(dict(loaded.policy.state_dict()), dict(agent.policy.state_dict())) == []
+
+
+def test_convert_lists_what_fits_in_part(old, tmp_path, capsys):
+    settings = ["--set", "policy.net_arch=[16]"]
+    code, output, _ = call(capsys, "convert", old[0], tmp_path / "new.zip", "--env", "CartPole-v1", *settings)
+    assert code == 0
+    assert "policy: of another shape: " in output
+    assert "policy: no place for: " in output
+    assert "policy.optimizer: not taken over, for it belongs to other weights" in output
 
 
 def test_convert_says_which_option_is_missing(old, tmp_path, capsys):

@@ -87,6 +87,7 @@ def test_files_of_earlier_versions_are_read(tmp_path):
     assert kind == "v2_full_parameters"
     with pytest.warns(FutureWarning, match="holds a policy only"):
         assert compare(store.get(4), ({"weight": torch.full((2,), 1000.0)}, "v1_policy_only")) == []
+    store.get(4)  # It has been said.
     with pytest.warns(FutureWarning, match="holds a policy only"):
         assert compare(store.get(14), ({"weight": torch.ones(2)}, "v1_policy_only")) == []
     found, kind = store.get(5)

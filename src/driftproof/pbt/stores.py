@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -53,6 +54,7 @@ class FolderStore:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
+        self._warned_of: set[str] = set()
 
     def put(self, member_id: int, tree: Any, step: int, format: CheckpointFormat) -> None:
         write(self.path(member_id), tree, config={"member": member_id, "step": step, "format": format})
@@ -76,7 +78,11 @@ class FolderStore:
         if not matches:
             raise KeyError(f"there are no parameters of member {member_id} in {self.folder}")
         latest = max(matches, key=lambda match: int(match["step"] or 0))
-        found = legacy.read(self.folder / latest[0])
+        with warnings.catch_warnings():
+            if latest[0] in self._warned_of:
+                warnings.simplefilter("ignore", FutureWarning)
+            found = legacy.read(self.folder / latest[0])
+        self._warned_of.add(latest[0])
         if found.is_policy_only:
             return found.components["policy"], "v1_policy_only"
         # None for what the file does not have, as in the files of agents without them.

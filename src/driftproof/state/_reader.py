@@ -29,8 +29,8 @@ MAX_JSON_VALUES = 500_000
 
 _DAMAGED = "take another copy of it, or an older checkpoint"
 _CONVERT = (
-    "make a checkpoint of it with driftproof convert OLD NEW.zip --env ID, or give it to an agent with "
-    "driftproof.ppo.legacy.adopt(agent, OLD)"
+    "make a checkpoint of it: driftproof convert {0} NEW.zip --env ID, or give it to an agent: "
+    "driftproof.ppo.legacy.adopt(agent, {0!r})"
 )
 
 Source = str | os.PathLike[str] | BinaryIO
@@ -146,15 +146,16 @@ class Reader:
         self._file.seek(0)
         if not start:
             self._fail("is empty")
+        convert = _CONVERT.format(self.name)
         if re.match(rb"\x80[\x02-\x05]", start):
-            self._fail("is a pickle, perhaps of torch, which could run code when loaded", _CONVERT)
+            self._fail("is a pickle, perhaps of torch, which could run code when loaded", convert)
         if start.startswith(_container.LOCAL_SIGNATURE):
             if start[30 : 30 + len(MANIFEST)] == MANIFEST.encode():
                 return
             if b"policy.pth" in end:
-                self._fail("is a Stable-Baselines3 file, with pickles in it", _CONVERT)
+                self._fail("is a Stable-Baselines3 file, with pickles in it", convert)
             if b"/data.pkl" in start + end:
-                self._fail("is a torch file, with a pickle in it", _CONVERT)
+                self._fail("is a torch file, with a pickle in it", convert)
             self._fail(f"is a zip file, but does not begin with {MANIFEST}", "give the path of a checkpoint")
         if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < self.size:
             self._fail("is a bare safetensors file: tensors without the rest of an agent", "give a checkpoint")
