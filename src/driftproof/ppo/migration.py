@@ -78,8 +78,6 @@ def anew(component: Stateful) -> tuple[dict[str, Any], str | None]:
     if isinstance(component, Optimizer):
         return {**own, "state": {}}, "the optimizer begins without moments"
     if isinstance(component, VarianceGradientScaler):
-        return (
-            component.initial_state_dict(),
-            "statistics of variance gradient scaling begin anew, with its warm-up",
-        )
+        initial = component.initial_state_dict()
+        return initial, "statistics of variance gradient scaling begin anew, with its warm-up"
     return own, None
