@@ -107,6 +107,17 @@ class TestLiteralFiles:
         agent.set_parameters(parameters(donor))  # It has been said.
         assert not compare(learned(agent)["optimizer"], learned(donor)["optimizer"])
 
+    @pytest.mark.parametrize(("theirs", "ours"), [("adam", "adaptive_upgd"), ("adaptive_upgd", "adam")])
+    def test_moments_of_another_optimizer_are_not_taken_over(self, tmp_path, theirs, ours):
+        donor = small(optimizer_class=theirs).learn(UPDATE)
+        agent = small(seed=1, optimizer_class=ours).learn(UPDATE)
+        torch.save(envelope("v2_full_parameters", parameters(donor, None, None)), tmp_path / "old.pt")
+        with pytest.warns(FutureWarning, match="without moments: the state is of another optimizer, with 'step'"):
+            lines = adopt(agent, tmp_path / "old.pt")
+        assert not any(line.startswith("policy.optimizer: taken over") for line in lines)
+        assert agent.policy.optimizer.state_dict()["state"] == {}
+        agent.learn(UPDATE, reset_num_timesteps=False)
+
     def test_a_state_that_is_wrong_changes_nothing(self):
         donor, agent = small().learn(UPDATE), small(seed=1).learn(UPDATE)
         before = agent.state_tree()

@@ -71,8 +71,8 @@ def take_over_rest(agent: Persistent, old: legacy.LegacyCheckpoint, is_whole: bo
     """
     parts, lines = agent.components(), []
     given = {internal_name(name): state for name, state in old.components.items() if name != "policy"}
-    for name in ("optimizer", "vgs"):
-        if name in parts and (name not in given or not is_whole):
+    for name in _OF_WEIGHTS:
+        if name in parts:
             state, _ = anew(parts[name])
             load_state(agent.policy, {name: parts[name]}, {name: state}, exact_match=True)
     for name, state in given.items():

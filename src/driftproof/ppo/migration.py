@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
-from driftproof.optim import VarianceGradientScaler
+from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
 from driftproof.optim.earlier_states import EARLIER_STATE, is_earlier_state
 from driftproof.ppo.kl import KLPenalty
 from driftproof.state import Stateful, printable
@@ -16,6 +16,14 @@ from driftproof.state import Stateful, printable
 EARLIER_STATES = ("vgs_state", "kl_penalty_state")
 """What earlier versions added to the parameters of Stable-Baselines3."""
 
+_MOMENTS: dict[type[Optimizer], set[str]] = {
+    UPGD: {"avg_utility"},
+    AdaptiveUPGD: {"avg_utility", "first_moment", "sec_moment"},
+    UPGDW: {"avg_utility", "exp_avg", "exp_avg_sq"},
+    Adam: {"exp_avg", "exp_avg_sq"},
+    AdamW: {"exp_avg", "exp_avg_sq"},
+}
+"""What optimizers keep for a parameter, whatever their settings."""
 _SHOWN = 6
 """Names in a message."""
 
@@ -67,9 +75,28 @@ def upgraded(component: Stateful, state: Any) -> tuple[Any, str | None]:
     if isinstance(component, VarianceGradientScaler) and isinstance(state, Mapping) and is_earlier_state(state):
         return component.upgraded(state), f"variance gradient scaling: {EARLIER_STATE}"
     if isinstance(component, KLPenalty) and isinstance(state, Mapping) and not set(component.state_dict()) & set(state):
-        names = ", ".join(printable(repr(key), 40) for key in list(state)[:_SHOWN]) or "nothing"
-        return component.initial_state_dict(), f"the KL penalty begins anew: its state has another form ({names})"
+        return (
+            component.initial_state_dict(),
+            f"the KL penalty begins anew: its state has another form ({_named(state)})",
+        )
+    if isinstance(component, Optimizer) and (other := _entry_of_another(component, state)):
+        initial, note = anew(component)
+        return initial, f"{note}: the state is of another optimizer, with {_named(other)}"
     return state, None
+
+
+def _entry_of_another(optimizer: Optimizer, state: Any) -> Mapping[Any, Any] | None:
+    """What a parameter's state has that does not have what this optimizer's has, if there is one."""
+    entries = state.get("state") if isinstance(state, Mapping) else None
+    own = _MOMENTS.get(type(optimizer), set())
+    for entry in entries.values() if isinstance(entries, Mapping) else ():
+        if isinstance(entry, Mapping) and entry and not own <= set(entry):
+            return entry
+    return None
+
+
+def _named(state: Mapping[Any, Any]) -> str:
+    return ", ".join(printable(repr(key), 40) for key in list(state)[:_SHOWN]) or "nothing"
 
 
 def anew(component: Stateful) -> tuple[dict[str, Any], str | None]:
