@@ -18,7 +18,7 @@ def check_number(
     at_most: float = math.inf,
 ) -> None:
     """Raise a ``ValueError`` unless ``value`` is a finite number within the bounds."""
-    if _is_number(value, Real) and math.isfinite(value) and at_least <= value <= at_most and above < value < below:
+    if _is_number(value, Real) and _is_finite(value) and at_least <= value <= at_most and above < value < below:
         return
     signs = {">=": at_least, ">": above, "<=": at_most, "<": below}
     bounds = " and ".join(f"{sign} {bound:g}" for sign, bound in signs.items() if math.isfinite(bound))
@@ -41,6 +41,13 @@ def check_option(name: str, value: object, options: Sequence[str]) -> None:
     """Raise a ``ValueError`` unless ``value`` is one of ``options``."""
     if value not in options:
         raise ValueError(f"Invalid {name}: {value!r}; must be one of {', '.join(map(repr, options))}")
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int that no float holds
+        return False
 
 
 def _is_number(value: Any, kind: type) -> bool:

@@ -128,7 +128,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
     learn(model, 2)
     tree = model.state_tree()
     spoilt = {**tree, "adversary": {**tree["adversary"], "updates": -1}}
-    with pytest.raises(ValueError, match="Invalid updates: -1"):
+    with pytest.raises(ValueError, match="Invalid adversary/updates: -1"):
         model.load_state_tree(spoilt)
     assert not compare(model.state_tree(), tree)
 

@@ -434,6 +434,9 @@ class TestFilesNameWhatTheyCannotHold:
             DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
 
 
+FOUR = {"shape": [4], "dtype": "float32"}
+
+
 class TestHostileFiles:
     """Files that are whole, with checksums that hold, and lie."""
 
@@ -459,6 +462,21 @@ class TestHostileFiles:
             (("action_space",), {"$space": {"kind": "Discrete", "n": -1, "start": 0}}),
             (("action_space",), {"$space": {"kind": "Discrete", "n": 10**12, "start": 0}}),
             (("action_space",), {"$space": {"kind": "eval"}}),
+            (("action_space",), {"$space": {"kind": "MultiBinary", "n": [2**40]}}),
+            (("action_space",), {"$space": {"kind": "MultiBinary", "n": []}}),
+            (("action_space",), {"$space": {"kind": "MultiDiscrete", "nvec": [2**40], "start": [0]}}),
+            (("action_space",), {"$space": {"kind": "MultiDiscrete", "nvec": [[2], [2, 3]], "start": [0]}}),
+            (("action_space",), {"$space": {"kind": "Discrete", "n": True, "start": 0}}),
+            (("action_space",), {"$space": {"kind": "Discrete", "n": 2}}),
+            (("action_space",), {"$space": ["Discrete"]}),
+            (("action_space",), {"$space": {"kind": ["Box"]}}),
+            (("observation_space",), {"$space": {"kind": "Box", "low": [0] * 5, "high": 1, **FOUR}}),
+            (("observation_space",), {"$space": {"kind": "Box", "low": "x", "high": 1, **FOUR}}),
+            (("observation_space",), {"$space": {"kind": "Box", "low": 0, "high": 1, **FOUR, "shape": [-4, -1]}}),
+            (("observation_space",), {"$space": {"kind": "Box", "low": 0, "high": 1, **FOUR, "shape": [1] * 1000}}),
+            (("observation_space",), {"$space": {"kind": "Box", "low": 0, "high": 1, **FOUR, "dtype": "(9999,)f4"}}),
+            (("observation_space",), {"$space": {"kind": "Dict", "spaces": [["a", {"kind": "Dict"}]]}}),
+            (("observation_space",), {"$space": {"kind": "Dict", "spaces": {"a": 1}}}),
             (("action_space",), 3),
             (("n_envs",), "many"),
         ],
@@ -745,7 +763,8 @@ class TestWhatReviewersFound:
         tree["rollout"]["running"]["environments"]["wrappers"][0][1]["norm_reward"] = True
         write(tmp_path / "agent.zip", tree, config=agent.config(), exact=True)
         given = env()
-        DistributionalPPO.load(tmp_path / "agent.zip", given, device="cpu")
+        with pytest.raises(CheckpointError, match="norm_reward"):
+            DistributionalPPO.load(tmp_path / "agent.zip", given, device="cpu")
         assert given.norm_reward is False
 
     def test_observations_of_another_shape(self, tmp_path):
@@ -758,7 +777,7 @@ class TestWhatReviewersFound:
             else:
                 running["memory"]["actor"] = (torch.zeros(1, 2, 99),) * 2
             write(tmp_path / "agent.zip", tree, config=agent.config(), exact=True)
-            with pytest.raises(CheckpointError, match="shapes"):
+            with pytest.raises(CheckpointError, match="of shape"):
                 DistributionalPPO.load(tmp_path / "agent.zip", DummyVecEnv([walk] * 2), device="cpu")
 
     def test_files_do_not_say_where_to_log(self, tmp_path):

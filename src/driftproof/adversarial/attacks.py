@@ -26,6 +26,8 @@ from driftproof.adversarial.balls import (
 )
 from driftproof.nn.policies import Observation
 from driftproof.ppo.manifest import storable
+from driftproof.state.generators import torch_generator
+from driftproof.state.schema import Rule, check, numbers, scalar, table, text
 
 AttackMethod: TypeAlias = Literal["pgd", "fgsm", "sgld"]
 Objective: TypeAlias = Callable[[Observation], Tensor]
@@ -223,26 +225,28 @@ class StatePerturbation:
         counters = {name: float(tensor) for name, tensor in self._totals.items()}
         return {"counters": counters, "device": self.device.type, "generator": self.generator.get_state()}
 
+    def check_state_dict(self, state_dict: Any) -> None:
+        """Raise a ``CheckpointError`` unless these are such counters and such a generator."""
+        rules: dict[str, Rule] = {
+            "counters": table(dict.fromkeys(self._totals, scalar(at_least=0))),
+            "device": text,
+            "generator": numbers((None,), [torch.uint8]),
+        }
+        check("attack", state_dict, table(rules))
+        if state_dict["device"] == self.device.type:
+            torch_generator(self.device)(state_dict["generator"], ("attack", "generator"))
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on as the saved one would have; the generator of another kind of device is of no use, and left aside.
 
         Raises:
-            ValueError: The state does not fit; nothing has changed.
+            CheckpointError: The state does not fit; nothing has changed.
         """
-        if wrong := set(state_dict) ^ {"counters", "device", "generator"}:
-            raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
-        counters = state_dict["counters"]
-        if wrong := set(counters) ^ set(self._totals):
-            raise ValueError(f"the counters lack, or should not have, {', '.join(sorted(map(repr, wrong)))}")
-        for name, value in counters.items():
-            check_number(name, value, at_least=0)
+        self.check_state_dict(state_dict)
         if state_dict["device"] == self.device.type:
-            try:
-                self.generator.set_state(state_dict["generator"].cpu())
-            except (RuntimeError, TypeError, AttributeError) as error:
-                raise ValueError(f"the state of the attack's random generator is none: {error}") from error
-        for name, value in counters.items():
-            self._totals[name].fill_(value)
+            self.generator.set_state(state_dict["generator"].cpu())
+        for name, value in state_dict["counters"].items():
+            self._totals[name].fill_(float(value))
 
     def _find_parts(self, space: spaces.Space[Any] | None, images_are_divided: bool) -> dict[str, _Part]:
         config = self.config

@@ -20,7 +20,7 @@ from driftproof.adversarial.balls import NormType
 from driftproof.adversarial.playing import Flags, Player, as_the_agent_sees_it, resets
 from driftproof.nn.policies import Observation
 from driftproof.ppo import DistributionalPPO
-from driftproof.ppo.persistence import unchanged_generators
+from driftproof.ppo.generators import unchanged_generators
 
 _ROLLOUT, _BATCH, _SEQUENCE = 2048, 256, 32
 """Steps of all environments together between an adversary's updates and in its minibatches, at most; of a sequence."""

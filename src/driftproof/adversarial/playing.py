@@ -18,8 +18,8 @@ from torch import Tensor
 from driftproof.nn.policies import Observation, PolicyState
 from driftproof.ppo import DistributionalPPO
 from driftproof.ppo.collection import forget
+from driftproof.ppo.generators import unchanged_generators
 from driftproof.ppo.normalizer import statistics_of
-from driftproof.ppo.persistence import unchanged_generators
 
 Flags: TypeAlias = "npt.NDArray[np.bool_]"
 

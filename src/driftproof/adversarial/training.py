@@ -20,8 +20,12 @@ from driftproof.ppo.hyperparams import Hyperparameter, base_and_schedule
 from driftproof.ppo.losses import Number, mean
 from driftproof.ppo.manifest import storable
 from driftproof.ppo.rollout import Minibatch
+from driftproof.state.schema import anything, check, count, table
 
 EpsilonSchedule: TypeAlias = Literal["constant", "linear", "cosine"]
+
+_LARGE = 1e6
+"""Whatever is larger is no radius and no weight of a loss, but a mistake."""
 
 _FICKLE = (
     *(nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU),
@@ -117,7 +121,7 @@ class SmoothnessAdversary(Adversary):
         if config.epsilon_schedule != "constant":
             schedule = Linear if config.epsilon_schedule == "linear" else Cosine
             base, factor = base_and_schedule("epsilon", schedule(epsilon, config.epsilon_final))
-        bounds = {"at_least": 0.0}
+        bounds = {"at_least": 0.0, "at_most": _LARGE}
         return {
             "epsilon": Hyperparameter(base, bounds, schedule=factor, apply=_setter(self.epsilon)),
             "robust_kl_coef": Hyperparameter(config.robust_kl_coef, bounds, apply=_setter(self.coefficient)),
@@ -156,15 +160,18 @@ class SmoothnessAdversary(Adversary):
         """How many updates have begun, and the attack's counters and generator."""
         return {"updates": self.updates, "attack": self.attack.state_dict()}
 
+    def check_state_dict(self, state_dict: Any) -> None:
+        """Raise a ``CheckpointError`` unless this is the state of such an adversary."""
+        check("adversary", state_dict, table({"updates": count(), "attack": anything}))
+        self.attack.check_state_dict(state_dict["attack"])
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on as the saved one would have.
 
         Raises:
-            ValueError: The state does not fit; nothing has changed.
+            CheckpointError: The state does not fit; nothing has changed.
         """
-        if wrong := set(state_dict) ^ {"updates", "attack"}:
-            raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
-        check_count("updates", state_dict["updates"])
+        self.check_state_dict(state_dict)
         self.attack.load_state_dict(state_dict["attack"])
         self.updates = state_dict["updates"]
 

@@ -11,12 +11,18 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from driftproof._arguments import check_number
 from driftproof.optim._core import compute_dtype, unflatten
 
 Statistic: TypeAlias = Literal["elementwise", "spatial_mean"]
 
 _VECTORS = ("weight", "energy", "mean", "signal")
 _TOTALS = ("norms", "largest")
+STATE_KEYS = ("keys", "shapes", "moments", *_VECTORS, *_TOTALS)
+"""Of a state."""
+_NEVER_NEGATIVE = ("weight", "energy", "signal", "norms", "largest")
+_FULL_WEIGHT = 1.001
+"""What weights of an average add up to in the end, but for rounding."""
 _HUGE = 1e15
 """Gradients beyond count as an overflow: millions of their squares would not fit a float32."""
 
@@ -212,16 +218,22 @@ class GradientStatistics:
             KeyError, TypeError, ValueError: What is missing or wrong.
         """
         loaded = cls([], [], statistic)
-        loaded.keys = list(state["keys"])
-        loaded.shapes = [tuple(shape) for shape in state["shapes"]]
+        loaded.keys, loaded.shapes = _saved_keys(state["keys"]), _saved_shapes(state["shapes"])
         if len(loaded.shapes) != len(loaded.keys):
             raise ValueError(f"'shapes' has {len(loaded.shapes)} entries, expected {len(loaded.keys)}")
         for name in (*_VECTORS, *_TOTALS):
             expected = getattr(loaded, name).shape if name in _TOTALS else (len(loaded.keys),)
-            setattr(loaded, name, _saved(name, state[name], tuple(expected)))
-        if statistic == "elementwise":
-            pairs = zip(loaded.keys, loaded.shapes, strict=True)
-            loaded.moments = [_saved(key, state["moments"][key], (math.prod(shape),)) for key, shape in pairs]
+            saved = _saved(name, state[name], tuple(expected))
+            if name in _NEVER_NEGATIVE and (saved < 0).any():
+                raise ValueError(f"{name!r} has negative numbers")
+            setattr(loaded, name, saved)
+        if max(*loaded.weight.tolist(), loaded.norms[0].item(), loaded.largest[0].item()) > _FULL_WEIGHT:
+            raise ValueError("weights of averages are above 1")
+        moments, expected_keys = state["moments"], loaded.keys if statistic == "elementwise" else []
+        if not isinstance(moments, dict) or set(moments) != set(expected_keys):
+            raise ValueError("'moments' has other keys than 'keys'")
+        pairs = zip(expected_keys, loaded.shapes, strict=False)
+        loaded.moments = [_saved(key, moments[key], (math.prod(shape),)) for key, shape in pairs]
         return loaded
 
     def state_tensors(self) -> list[Tensor]:
@@ -347,12 +359,43 @@ def _zero_where_huge(grad: Tensor) -> Tensor:
     return torch.where(grad.abs() < _HUGE, grad, 0)
 
 
+def saved_number(name: str, value: Any, at_least: float, at_most: float) -> float:
+    """A number out of a state dict, or a ``ValueError``."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.is_complex() or value.dtype == torch.bool:
+            raise ValueError(f"Invalid {name}: a tensor of shape {tuple(value.shape)}; must be one number")
+        value = value.item()
+    check_number(name, value, at_least=at_least, at_most=at_most)
+    return float(value)
+
+
+def _saved_keys(keys: Any) -> list[str]:
+    if not isinstance(keys, (list, tuple)) or not all(isinstance(key, str) for key in keys):
+        raise ValueError("'keys' must be a list of names")
+    if len(set(keys)) != len(keys):
+        raise ValueError("'keys' has a name twice")
+    return list(keys)
+
+
+def _saved_shapes(shapes: Any) -> list[tuple[int, ...]]:
+    if not isinstance(shapes, (list, tuple)):
+        raise ValueError("'shapes' must be a list")
+    for shape in shapes:
+        if not isinstance(shape, (list, tuple)) or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError("'shapes' must be lists of lengths")
+    return [tuple(shape) for shape in shapes]
+
+
 def _saved(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
     """A tensor out of a state dict, in float32 or wider, or a ``ValueError``."""
-    tensor = torch.as_tensor(value)
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        raise ValueError(f"{name!r} must be a tensor of floating-point numbers")
+    tensor = value
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name!r} has shape {tuple(tensor.shape)}, expected {shape}")
-    return tensor.to(compute_dtype(tensor.dtype) if tensor.is_floating_point() else torch.float32)
+    if not tensor.isfinite().all():
+        raise ValueError(f"{name!r} is not finite")
+    return tensor.to(compute_dtype(tensor.dtype))
 
 
 def _squared_norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

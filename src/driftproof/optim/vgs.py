@@ -12,7 +12,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from driftproof._arguments import check_count, check_flag, check_number, check_option
-from driftproof.optim._gradient_statistics import GradientStatistics, Statistic, gradient_totals, scale_all
+from driftproof.optim._gradient_statistics import (
+    STATE_KEYS,
+    GradientStatistics,
+    Statistic,
+    gradient_totals,
+    saved_number,
+    scale_all,
+)
 from driftproof.optim._step_scaling import StepScaling
 from driftproof.optim.earlier_states import EARLIER_STATE, is_earlier_state, with_earlier_averages
 
@@ -23,6 +30,10 @@ _HISTORY = 512
 
 _EXTREMES_EVERY = 11
 """On a CPU, the largest magnitude is averaged over every 11th step: a prime number, so as not to follow epochs."""
+
+_MOST_STEPS = 2**53
+_KEYS = ("statistic", "named", "step_count", "factor", *STATE_KEYS)
+"""Of a state."""
 
 _PATIENCE = 10
 """Steps announced in vain before there is a warning. A GradScaler may skip a few in a row."""
@@ -279,6 +290,15 @@ class VarianceGradientScaler:
         """
         return with_earlier_averages(self.initial_state_dict(), state_dict)
 
+    def check_state_dict(self, state_dict: Any, partial: bool = False) -> None:
+        """Raise the ``ValueError`` that :meth:`load_state_dict` would raise.
+
+        Args:
+            state_dict: The state.
+            partial: Whether the state may lack parameters, which then begin anew.
+        """
+        self._checked(state_dict, partial)
+
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue as the saved scaler would have. The parameters may also be given afterwards.
@@ -290,35 +310,52 @@ class VarianceGradientScaler:
         """
         if is_earlier_state(state_dict):
             warnings.warn(EARLIER_STATE, FutureWarning, stacklevel=2)
-            state_dict = self.upgraded(state_dict)
-        if state_dict.get("statistic") != self.statistic:
-            raise ValueError(
-                f"the state has statistic {state_dict.get('statistic')!r}: build the scaler with that, "
-                f"not {self.statistic!r}"
-            )
-        try:
-            named = bool(state_dict["named"])
-            step_count, factor = (_finite_number(name, state_dict[name]) for name in ("step_count", "factor"))
-            loaded = GradientStatistics.from_state_dict(state_dict, self.statistic)
-        except KeyError as error:
-            raise ValueError(f"the state lacks {error}") from None
-        except (TypeError, RuntimeError) as error:
-            raise ValueError(f"the state is malformed: {error}") from error
-        current = self._statistics
-        if current.params:
-            sources = _sources(loaded, current, by_name=named and self._named)
-            missing = [key for key, source in zip(current.keys, sources, strict=True) if source is None]
-            unknown = [key for i, key in enumerate(loaded.keys) if i not in sources]
-            if missing or unknown:
-                raise ValueError(
-                    f"the state does not fit: nothing of the right shape for parameters {missing}, no use for {unknown}"
-                )
-            current.adopt(loaded, sources)
+        named, step_count, factor, loaded, sources = self._checked(state_dict)
+        if self._statistics.params:
+            self._statistics.adopt(loaded, sources)
         else:
             self._statistics, self._named = loaded, named
         self._step_count.fill_(step_count)
         self._factor.fill_(factor)
         self.reset_history()
+
+    def _checked(
+        self, state_dict: Any, partial: bool = False
+    ) -> tuple[bool, float, float, GradientStatistics, list[int | None]]:
+        """What a state holds: whether keys are names, steps, factor, averages, and which are whose."""
+        if not isinstance(state_dict, dict):
+            raise ValueError(f"the state must be a dict, not a {type(state_dict).__name__}")
+        if is_earlier_state(state_dict):
+            state_dict = self.upgraded(state_dict)
+        if missing := [key for key in _KEYS if key not in state_dict]:
+            raise ValueError(f"the state lacks {', '.join(map(repr, missing))}")
+        if unknown := [key for key in state_dict if key not in _KEYS]:
+            raise ValueError(f"the state has {repr(unknown[0])[:60]}, which is of no use")
+        if state_dict["statistic"] != self.statistic:
+            raise ValueError(
+                f"the state has statistic {str(state_dict['statistic'])[:60]!r}: build the scaler with that, "
+                f"not {self.statistic!r}"
+            )
+        check_flag("named", state_dict["named"])
+        named, step_count = state_dict["named"], saved_number("step_count", state_dict["step_count"], 0, _MOST_STEPS)
+        if step_count != int(step_count):
+            raise ValueError(f"Invalid step_count: {step_count}; must be a whole number")
+        factor = saved_number("factor", state_dict["factor"], 0, 1)
+        try:
+            loaded = GradientStatistics.from_state_dict(state_dict, self.statistic)
+        except (TypeError, RuntimeError, KeyError, AttributeError, OverflowError) as error:
+            raise ValueError(f"the state is malformed: {error}") from error
+        current = self._statistics
+        if not current.params:
+            return named, step_count, factor, loaded, []
+        sources = _sources(loaded, current, by_name=named and self._named)
+        without = [key for key, source in zip(current.keys, sources, strict=True) if source is None]
+        unused = [key for i, key in enumerate(loaded.keys) if i not in sources]
+        if unused or (without and not partial):
+            raise ValueError(
+                f"the state does not fit: nothing of the right shape for parameters {without}, no use for {unused}"
+            )
+        return named, step_count, factor, loaded, sources
 
     def state_tensors(self) -> list[Tensor]:
         """The tensors that a step changes, themselves, for those who must undo one on the device."""
@@ -411,10 +448,3 @@ def _with_keys(parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]]) -> t
     if len(set(keys)) != len(keys):
         raise ValueError("the names of parameters must be unique")
     return keys, [param for _, param in unique.values()], named
-
-
-def _finite_number(name: str, value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{name!r} is {number}")
-    return number

@@ -12,6 +12,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from driftproof.pbt.config import OptimizerExploitStrategy
 from driftproof.pbt.stores import CheckpointFormat
 from driftproof.ppo import DistributionalPPO
+from driftproof.state import CheckpointError
 
 MakeAgent: TypeAlias = Callable[[int], DistributionalPPO]
 """From a member's id to its agent, with an environment of its own."""
@@ -105,11 +106,16 @@ class Trainee:
             tree_format: Which of the two.
             hyperparams: In force from now on.
             optimizer: ``"copy"``: goes on with its moments; ``"reset"``: begins without any.
+
+        Raises:
+            CheckpointError: The parameters do not fit; nothing has changed.
         """
         agent = self.agent
         self._check(hyperparams)
         states = dict(parameters)
         if optimizer == "reset" and tree_format == "v2_full_parameters" and states.get("policy.optimizer") is not None:
+            if not isinstance(states["policy.optimizer"], Mapping):
+                raise CheckpointError("the state of policy.optimizer is no dict")
             states["policy.optimizer"] = {**states["policy.optimizer"], "state": {}}
         agent.set_parameters(states)
         self.set_hyperparams(hyperparams)

@@ -22,7 +22,7 @@ from driftproof.pbt.scheduler import PBTScheduler
 from driftproof.pbt.stores import MemoryStore
 from driftproof.pbt.work import Failure, Order, Report, Row, Work
 from driftproof.ppo import DistributionalPPO
-from driftproof.ppo.persistence import unchanged_generators
+from driftproof.ppo.generators import unchanged_generators
 from driftproof.state import read
 
 BackendName: TypeAlias = Literal["inline", "process", "ray"]

@@ -16,7 +16,8 @@ from stable_baselines3.common.logger import KVWriter, Logger
 
 from driftproof.pbt.config import OptimizerExploitStrategy
 from driftproof.pbt.member import MakeAgent, MakeCallback, Metric, Trainee
-from driftproof.ppo.persistence import parameters_from, unchanged_generators
+from driftproof.ppo.generators import unchanged_generators
+from driftproof.ppo.persistence import parameters_from
 from driftproof.state import read, write
 
 Row: TypeAlias = dict[str, float]

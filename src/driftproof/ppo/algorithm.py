@@ -27,13 +27,14 @@ from driftproof.optim import VarianceGradientScaler
 from driftproof.ppo.adversary import Adversary, AdversarySettings
 from driftproof.ppo.collection import collect
 from driftproof.ppo.entropy import DecayStart, EntropySchedule
+from driftproof.ppo.generators import Generators
 from driftproof.ppo.graph import GraphedStep
 from driftproof.ppo.hyperparams import Schedule
 from driftproof.ppo.kl import KLPenalty, KLStop, StopMode
 from driftproof.ppo.normalizer import Normalizer
 from driftproof.ppo.optimizers import make_optimizer, optimizer_class
 from driftproof.ppo.persistence import Persistent
-from driftproof.ppo.progress import Counters, Edge, Generators
+from driftproof.ppo.progress import Counters, Edge
 from driftproof.ppo.return_scale import ReturnScale
 from driftproof.ppo.rollout import Rollout, RolloutError
 from driftproof.ppo.settings import (

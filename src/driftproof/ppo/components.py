@@ -1,40 +1,20 @@
-"""The components of an agent that have a state, and how their states are taken and given."""
+"""How an agent's components are given their states: all are checked first, then all are set, or none."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Optimizer
 
-from driftproof._arguments import check_number
 from driftproof.nn.policies import DistributionalPolicy
-from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
-from driftproof.state import Stateful, copy_tree
-
-_LARGEST = torch.finfo(torch.float32).max
-
-
-def finite_numbers(state_dict: Mapping[str, Any], keys: Iterable[str], besides: Iterable[str] = ()) -> dict[str, float]:
-    """The numbers of a state that has these keys, and others ``besides``, but none else.
-
-    Raises:
-        ValueError: A key is missing or unknown, or there is no single finite number under it.
-    """
-    keys = tuple(keys)
-    if wrong := set(state_dict) ^ {*keys, *besides}:
-        raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
-    numbers = {}
-    for key in keys:
-        value = state_dict[key]
-        number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-        check_number(key, number, at_least=-_LARGEST, at_most=_LARGEST)
-        numbers[key] = float(number)
-    return numbers
+from driftproof.optim import VarianceGradientScaler
+from driftproof.ppo.generators import restored_on_error
+from driftproof.ppo.schemas import check_optimizer_state, check_policy_state, is_known
+from driftproof.state import CheckpointError, Stateful, copy_tree
 
 
 def load_state(
@@ -44,7 +24,10 @@ def load_state(
     exact_match: bool,
     external: Callable[[str], str] = str,
 ) -> None:
-    """Give every component its state, or, if one of them does not take it, none.
+    """Give every component its state, or, if one of the states is wrong, none.
+
+    A component that has ``check_state_dict()`` raises an error there for a wrong state, before any component changes.
+    Others find out by trying: they go first, and if one fails, all that were tried get their own states back.
 
     The state of an agent with one critic may be given to one with two.
 
@@ -56,73 +39,123 @@ def load_state(
         external: From names to those that users know.
 
     Raises:
-        ValueError: With ``exact_match``, names are missing or unknown.
+        CheckpointError: A state is wrong, or, with ``exact_match``, names are missing or unknown; nothing has changed.
     """
+    _check_names(components, states, exact_match, external)
+    parts = {name: part for name, part in components.items() if name in states}
+    with _as_checkpoint_error("the state"):
+        given = copy_tree({name: states[name] for name in parts})
+        widened = policy.lacks_second_critic(given.get("policy", {}))
+    unchecked = []
+    for name, part in parts.items():
+        with _as_checkpoint_error(external(name)):
+            given[name] = _prepared(policy, part, given[name], widened)
+            if not _check(policy, part, given[name], widened):
+                unchecked.append(name)
+    order = [*unchecked, *(name for name in parts if name not in unchecked)]
+    undo: list[tuple[str, Callable[[], None]]] = []
+    with restored_on_error():
+        try:
+            for name in order:
+                undo.append((name, _restore_point(parts[name])))
+                with _as_checkpoint_error(external(name)):
+                    _set(policy, parts[name], given[name], widened)
+        except BaseException:
+            for _, restore in reversed(undo):
+                # One that does not take its own state back must not keep the others from it, nor hide the cause.
+                with contextlib.suppress(Exception):
+                    restore()
+            raise
+
+
+@contextlib.contextmanager
+def _as_checkpoint_error(name: str) -> Iterator[None]:
+    """Whatever is wrong with a state is one kind of error. Warnings that a user has made errors stay what they are."""
+    try:
+        yield
+    except (CheckpointError, Warning):
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{name}: {error}") from error
+
+
+def _check_names(
+    components: Mapping[str, Stateful], states: Any, exact_match: bool, external: Callable[[str], str]
+) -> None:
+    if not isinstance(states, Mapping) or not all(isinstance(name, str) for name in states):
+        raise CheckpointError("the state of an agent is a dict of its components' states, by name")
     missing = sorted(map(external, components.keys() - states.keys()))
     unknown = sorted(map(external, states.keys() - components.keys()))
     if missing or unknown:
         known = sorted(map(external, components))
-        message = f"nothing to load for {missing}, and no use for {unknown}, of the agent's {known}"
+        message = CheckpointError(f"nothing to load for {missing}, and no use for {unknown}, of the agent's {known}")
         if exact_match:
-            raise ValueError(message)
-        warnings.warn(message, stacklevel=3)
-    before = copy_tree({name: dict(part.state_dict()) for name, part in components.items()})
-    touched: dict[str, Stateful] = {}
-    try:
-        _load_all(policy, components, copy_tree(states), touched)
-    except Exception:
-        for name, part in touched.items():
-            # One that does not take its own state back must not keep the others from it, nor hide the cause.
-            with contextlib.suppress(Exception):
-                _load_all(policy, {name: part}, before, {})
-        raise
+            raise message
+        warnings.warn(str(message), stacklevel=4)
 
 
-def _load_all(
-    policy: DistributionalPolicy,
-    components: Mapping[str, Stateful],
-    states: Mapping[str, Any],
-    touched: dict[str, Stateful],
-) -> None:
-    widened = policy.lacks_second_critic(states.get("policy", {}))
-    for name, part in components.items():
-        if name not in states:
-            continue
-        state = states[name]
-        touched[name] = part
-        if isinstance(part, Optimizer):
-            if widened:
-                state = _with_more_parameters(state, len(list(policy.parameters())))
-            state = _with_settings_of(part, state)
-        if widened and isinstance(part, VarianceGradientScaler):
-            _load_in_part(part, policy, state)
-        else:
-            part.load_state_dict(state)
+def _prepared(policy: DistributionalPolicy, part: Stateful, state: Any, widened: bool) -> Any:
+    """The state as the component is to be given it."""
+    if not isinstance(part, Optimizer):
+        return state
+    if widened:
+        state = _with_more_parameters(state, len(list(policy.parameters())))
+    # Before the settings of the file go, which the agent's own replace.
+    check_optimizer_state(part, state)
+    return _with_settings_of(part, state)
+
+
+def _check(policy: DistributionalPolicy, part: Stateful, state: Any, widened: bool) -> bool:
+    """Raise an error if a state is wrong; whether that can be known before it is tried."""
+    if part is policy:
+        check_policy_state(policy, state)
+    elif isinstance(part, Optimizer):
+        return is_known(part)
+    elif isinstance(part, VarianceGradientScaler):
+        part.check_state_dict(state, partial=widened)
+    elif callable(check := getattr(part, "check_state_dict", None)):
+        check(state)
+    else:
+        return False
+    return True
+
+
+def _restore_point(part: Stateful) -> Callable[[], None]:
+    """What makes a component again what it is now."""
+    if callable(own := getattr(part, "restore_point", None)):
+        restore: Callable[[], None] = own()
+        return restore
+    before = copy_tree(dict(part.state_dict()))
+    return lambda: part.load_state_dict(before)
+
+
+def _set(policy: DistributionalPolicy, part: Stateful, state: Any, widened: bool) -> None:
+    if widened and isinstance(part, VarianceGradientScaler):
+        _load_in_part(part, policy, state)
+    else:
+        part.load_state_dict(state)
 
 
 def _with_settings_of(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """An optimizer's state with the receiver's settings: numbers belong to ``hyperparams``, the rest to its device."""
-    groups = state["param_groups"]
-    if len(groups) != len(optimizer.param_groups):
-        return state  # which the optimizer refuses
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if strange := [index for index in state["state"] if index not in range(len(parameters))]:
-        raise ValueError(f"the optimizer has a state for parameters {strange}, of {len(parameters)}")
-    # Others may have states of other shapes.
-    elementwise = isinstance(optimizer, UPGD | AdaptiveUPGD | UPGDW | Adam | AdamW | SGD)
-    for index, entries in state["state"].items() if elementwise else ():
-        for key, entry in entries.items():
-            if isinstance(entry, Tensor) and entry.ndim and entry.shape != parameters[index].shape:
-                raise ValueError(
-                    f"the optimizer's {key} of parameter {index} has shape {tuple(entry.shape)}, but the parameter "
-                    f"{tuple(parameters[index].shape)}"
-                )
     merged = []
-    for own, given in zip(optimizer.param_groups, groups, strict=True):
+    for own, given in zip(optimizer.param_groups, state["param_groups"], strict=True):
         # What is no setting is a state, which some optimizers keep there.
         rest = {key: value for key, value in given.items() if key not in optimizer.defaults}
         merged.append({**own, **rest})
+    if type(optimizer) is SGD:
+        state = _with_all_buffers(optimizer, state)
     return {**state, "param_groups": merged}
+
+
+def _with_all_buffers(optimizer: SGD, state: dict[str, Any]) -> dict[str, Any]:
+    """The state of SGD with a momentum for all parameters, or for none: its fused form takes no mixture."""
+    entries = {index: entry for index, entry in state["state"].items() if entry.get("momentum_buffer") is not None}
+    if not entries:
+        return {**state, "state": {}}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    zeros = {i: {"momentum_buffer": torch.zeros_like(p)} for i, p in enumerate(parameters) if i not in entries}
+    return {**state, "state": {**entries, **zeros}}
 
 
 def _with_more_parameters(state: dict[str, Any], count: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 from driftproof._arguments import check_count, check_number, check_option
+from driftproof.state.schema import check, count, number, optional, table
 
 DecayStart: TypeAlias = Literal["immediately", "plateau"]
 
@@ -116,24 +117,25 @@ class EntropySchedule:
             "stale_updates": self._stale_updates,
         }
 
+    def check_state_dict(self, state_dict: Any) -> None:
+        """Raise a ``CheckpointError`` unless this is the state of such a schedule."""
+        rules = {
+            "explained_variance": number(finite=False),  # Returns that do not vary leave nothing to explain.
+            "plateau": optional(number(at_least=0, at_most=1)),
+            "best_return": optional(number()),
+            "stale_updates": count(),
+        }
+        check("entropy", state_dict, table(rules))
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue as the saved schedule would have.
 
         Raises:
-            ValueError: The state does not fit; nothing has changed.
+            CheckpointError: The state does not fit; nothing has changed.
         """
-        if wrong := set(state_dict) ^ set(self.state_dict()):
-            raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
-        plateau, best_return = state_dict["plateau"], state_dict["best_return"]
-        if plateau is not None:
-            check_number("plateau", plateau, at_least=0, at_most=1)
-        if best_return is not None:
-            check_number("best_return", best_return)
-        check_count("stale_updates", state_dict["stale_updates"])
-        if not isinstance(state_dict["explained_variance"], float):
-            raise ValueError(f"explained_variance must be a number, not {state_dict['explained_variance']!r}")
-        self.explained_variance = state_dict["explained_variance"]
-        self._plateau, self._best_return = plateau, best_return
+        self.check_state_dict(state_dict)
+        self.explained_variance = float(state_dict["explained_variance"])
+        self._plateau, self._best_return = state_dict["plateau"], state_dict["best_return"]
         self._stale_updates = state_dict["stale_updates"]
 
     def _watch(self, progress: float, mean_return: float) -> None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
@@ -30,6 +32,20 @@ from stable_baselines3.common.vec_env import (
 
 from driftproof.ppo.rollout import HostObservation
 from driftproof.ppo.vector_env import GymnasiumVecEnv
+from driftproof.state.schema import (
+    Rule,
+    anything,
+    count,
+    items,
+    like,
+    mapping,
+    number,
+    numbers,
+    optional,
+    row,
+    table,
+    text,
+)
 
 _ENV_WRAPPERS: dict[type, str] = {Monitor: "rewards", TimeLimit: "_elapsed_steps"}
 """The attribute that says how far an episode is."""
@@ -77,6 +93,34 @@ def environment_states(env: VecEnv) -> dict[str, Any] | None:
         for i, value in zip(wrapped, base.env_method("get_wrapper_attr", name, indices=wrapped), strict=True):
             states[i][name] = value
     return {"environments": states, "wrappers": wrappers}
+
+
+def check_environment_states(env: VecEnv | None, envs: int, states: Any, path: tuple[Any, ...]) -> None:
+    """Raise a ``CheckpointError`` unless these are states of so many environments, and of the wrappers around them.
+
+    What is in the states of environments, these themselves know.
+    """
+    inner: dict[str, Rule] = {"rewards": items(number()), "_elapsed_steps": optional(count())}
+    states_of = table({"environment": anything}, inner)
+    wrappers: Rule = items(row(text, mapping(anything)))
+    table({"environments": items(states_of, envs), "wrappers": wrappers})(states, path)
+    here = [] if env is None or env.num_envs != envs else list(_wrappers(env))
+    if [type(each).__name__ for each in here] != [name for name, _ in states["wrappers"]]:
+        return  # which environments do not go on from
+    for i, wrapper in enumerate(here):
+        if _is_known(wrapper):
+            _wrapper_rule(wrapper)(states["wrappers"][i][1], (*path, "wrappers", i, 1))
+
+
+def _wrapper_rule(wrapper: VecEnvWrapper) -> Rule:
+    if not isinstance(wrapper, VecNormalize):
+        return like(_wrapper_state(wrapper))
+    # What it holds before the first reset has no shape yet.
+    space, envs = wrapper.venv.observation_space, wrapper.num_envs
+    parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    rules = {key: numbers((envs, *(part.shape or ())), [np.dtype(part.dtype)]) for key, part in parts.items()}
+    observations = table(rules) if isinstance(space, spaces.Dict) else rules[""]
+    return table({"old_obs": observations, "returns": numbers((envs,))})
 
 
 def restore_environments(env: VecEnv, states: Mapping[str, Any]) -> bool:

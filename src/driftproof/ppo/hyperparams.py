@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from driftproof._arguments import check_number
+from driftproof.state import CheckpointError
+from driftproof.state.schema import anything, check, mapping
 
 Schedule: TypeAlias = Callable[[float], float]
 """From what remains of training, 1 to 0, to a factor."""
@@ -104,12 +106,36 @@ class Hyperparameters(MutableMapping[str, float]):
         """The base values."""
         return dict(self)
 
+    def check_state_dict(self, state: Any) -> None:
+        """Raise a ``CheckpointError`` unless these are values of the agent's hyper-parameters, or of some of them."""
+        check("hyperparams", state, mapping(anything))
+        if unknown := [name for name in state if name not in self._entries]:
+            raise CheckpointError(
+                f"the agent has no hyper-parameters {unknown[:5]}, or they were not given when it was made"
+            )
+        for name, value in state.items():
+            try:
+                self.check(name, value)
+            except ValueError as error:
+                raise CheckpointError(f"hyperparams: {error}") from error
+
+    def restore_point(self) -> Callable[[], None]:
+        """What puts the values that are in force now in force again."""
+        before, progress = {name: (entry.base, entry.current) for name, entry in self._entries.items()}, self._progress
+
+        def restore() -> None:
+            self._progress = progress
+            for name, (base, current) in before.items():
+                entry = self._entries[name]
+                entry.base, entry.current = base, current
+                if entry.apply is not None:
+                    entry.apply(current)
+
+        return restore
+
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Set base values; none is set if one of them is wrong. A warning names those that are not given."""
-        if unknown := [name for name in state if name not in self._entries]:
-            raise ValueError(f"the agent has no hyper-parameters {unknown}, or they were not given when it was made")
-        for name, value in state.items():
-            self.check(name, value)
+        self.check_state_dict(state)
         if missing := [name for name in self._entries if name not in state]:
             warnings.warn(f"the state has no hyper-parameters {missing}: they stay as they are", stacklevel=2)
         for name, value in state.items():

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from driftproof._arguments import check_count, check_number, check_option
-from driftproof.ppo.components import finite_numbers
+from driftproof.state.schema import check, scalar, table
 
 StopMode: TypeAlias = Literal["absolute", "consecutive", "fraction"]
 
 _LARGEST_ERROR = 1e3
 """Enough for any coefficient to reach its bound, and finite, as an exact KL need not be."""
+_LARGEST_COEFFICIENT = 1e6
+"""In a state that is loaded; with a larger one, losses would not be finite."""
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
@@ -220,19 +222,26 @@ class KLPenalty:
         initial = {"coefficient": self.init_coef, "integral": self.init_coef, "previous_error": 0.0, "updates": 0.0}
         return {name: torch.full_like(tensor, initial[name]) for name, tensor in self._tensors().items()}
 
+    def check_state_dict(self, state_dict: Any) -> None:
+        """Raise a ``CheckpointError`` unless this is the state of such a controller. Waits for the state's device."""
+        rules = {
+            "coefficient": scalar(at_least=0, at_most=_LARGEST_COEFFICIENT),
+            "integral": scalar(at_least=0, at_most=_LARGEST_COEFFICIENT),
+            "previous_error": scalar(at_least=-_LARGEST_ERROR, at_most=_LARGEST_ERROR),
+            "updates": scalar(at_least=0),
+        }
+        check("kl_penalty", state_dict, table(rules))
+
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue as the saved one would have. Waits for the device that the state is on.
 
         Raises:
-            ValueError: The state does not fit; nothing has changed.
+            CheckpointError: The state does not fit; nothing has changed.
         """
-        tensors = self._tensors()
-        numbers = finite_numbers(state_dict, tensors)
-        for name in ("coefficient", "integral", "updates"):
-            check_number(name, numbers[name], at_least=0)
-        for name, tensor in tensors.items():
-            tensor.fill_(numbers[name])
+        self.check_state_dict(state_dict)
+        for name, tensor in self._tensors().items():
+            tensor.fill_(float(state_dict[name]))
 
     def _tensors(self) -> dict[str, Tensor]:
         return {

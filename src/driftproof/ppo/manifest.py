@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import stable_baselines3.common.torch_layers as layers
 import torch
 from gymnasium import spaces
@@ -19,6 +17,7 @@ from stable_baselines3.common.utils import ConstantSchedule, LinearSchedule
 from driftproof import optim
 from driftproof.nn.policies import NAMED_POLICIES
 from driftproof.ppo.schedules import Cosine, Linear
+from driftproof.ppo.spaces import decode_space, encode_space
 from driftproof.state import CheckpointError
 
 _CLASSES: dict[str, type[Any]] = {
@@ -32,9 +31,6 @@ _CLASSES: dict[str, type[Any]] = {
     )
 }
 """Classes that a file may name."""
-
-_LARGEST_SPACE = 2**22
-"""Numbers in an observation, all its parts together; a file that says more is not believed."""
 
 _SCHEDULES: dict[str, Callable[..., Callable[[float], float]]] = {
     "Linear": Linear,
@@ -75,7 +71,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, spaces.Space):
-        return {"$space": _encode_space(value)}
+        return {"$space": encode_space(value)}
     if isinstance(value, Mapping):
         return {str(key): encode(part) for key, part in value.items()}
     if isinstance(value, tuple):
@@ -117,6 +113,8 @@ def decode(value: Any, given: Mapping[str, Any], place: str = "") -> Any:
         return {key: decode(part, given, f"{place}.{key}" if place else key) for key, part in value.items()}
     try:
         return _decode_tagged(tag, value, given, place)
+    except CheckpointError:
+        raise
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise CheckpointError(f"the setting {place} cannot be read: {value!r} ({error})") from error
 
@@ -124,9 +122,7 @@ def decode(value: Any, given: Mapping[str, Any], place: str = "") -> Any:
 def _decode_tagged(tag: str, value: dict[str, Any], given: Mapping[str, Any], place: str) -> Any:
     content = value[tag]
     if tag == "$space":
-        if _numbers(content) > _LARGEST_SPACE:
-            raise ValueError("too many numbers")
-        return _decode_space(content)
+        return decode_space(content)
     if tag == "$schedule":
         return _SCHEDULES[content](**{key: float(number) for key, number in value.items() if key != tag})
     if tag == "$class":
@@ -155,55 +151,3 @@ def _arguments(schedule: Any) -> dict[str, float]:
     if dataclasses.is_dataclass(schedule) and not isinstance(schedule, type):
         return dataclasses.asdict(schedule)
     return {key: float(number) for key, number in vars(schedule).items()}
-
-
-def _encode_space(space: spaces.Space[Any]) -> dict[str, Any]:
-    if isinstance(space, spaces.Box):
-        bounds = {"low": _encode_bound(space.low), "high": _encode_bound(space.high)}
-        return {"kind": "Box", **bounds, "shape": list(space.shape), "dtype": str(space.dtype)}
-    if isinstance(space, spaces.Discrete):
-        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
-    if isinstance(space, spaces.MultiDiscrete):
-        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
-    if isinstance(space, spaces.MultiBinary):
-        return {"kind": "MultiBinary", "n": list(space.shape)}
-    assert isinstance(space, spaces.Dict)
-    return {"kind": "Dict", "spaces": [[key, _encode_space(part)] for key, part in space.items()]}
-
-
-def _numbers(value: dict[str, Any]) -> int:
-    """How many a space has, at least."""
-    if value["kind"] == "Dict":
-        return sum(_numbers(part) for _, part in value["spaces"])
-    return math.prod(value["shape"]) if value["kind"] == "Box" else 1
-
-
-def _decode_space(value: dict[str, Any]) -> spaces.Space[Any]:
-    kind = value["kind"]
-    if kind == "Box":
-        shape, dtype = tuple(value["shape"]), np.dtype(value["dtype"])
-        if dtype.kind not in "fiub":
-            raise ValueError(f"dtype {dtype}")
-        low, high = (_decode_bound(value[key], shape, dtype) for key in ("low", "high"))
-        return spaces.Box(low, high, shape, dtype.type)
-    if kind == "Discrete":
-        return spaces.Discrete(value["n"], start=value["start"])
-    if kind == "MultiDiscrete":
-        return spaces.MultiDiscrete(np.array(value["nvec"]), start=np.array(value["start"]))
-    if kind == "MultiBinary":
-        return spaces.MultiBinary(value["n"] if len(value["n"]) > 1 else value["n"][0])
-    if kind != "Dict":
-        raise ValueError(f"unknown space {kind!r}")
-    return spaces.Dict([(key, _decode_space(part)) for key, part in value["spaces"]])
-
-
-def _encode_bound(bound: npt.NDArray[Any]) -> Any:
-    """One number if all are the same, which they are in images."""
-    flat = bound.flatten().tolist()
-    return flat[0] if flat and all(x == flat[0] for x in flat) else flat
-
-
-def _decode_bound(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    if not isinstance(bound, list):
-        return np.full(shape, dtype.type(bound))
-    return np.array([dtype.type(x) for x in bound], dtype).reshape(shape)

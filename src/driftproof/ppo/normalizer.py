@@ -12,7 +12,8 @@ import torch
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
-from driftproof._arguments import check_flag, check_number
+from driftproof.state import CheckpointError
+from driftproof.state.schema import check, fail, flag, items, mapping, number, numbers, optional, table, text
 
 _WHOLE = ""
 """Name of the statistics of observations without keys."""
@@ -65,29 +66,38 @@ class Normalizer:
         """Statistics and settings; nothing if observations are not normalised. Whether they move is the wrapper's."""
         return self._waiting if self._env is None else statistics_of(self._env)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over statistics.
+    def check_state_dict(self, state_dict: Any) -> None:
+        """Raise a ``CheckpointError`` for statistics that are none, or are of other observations.
 
-        Raises:
-            ValueError: They are of other observations, or only one of the two agents normalises its own; nothing has
-                changed.
+        So are those of an agent whose observations are normalised, if this one's are not, and the other way round.
         """
         _check(state_dict)
         if not self._is_attached:
-            self._waiting = _as_tensors(state_dict)
-        elif self._env is not None and state_dict:
+            return
+        if self._env is not None and state_dict:
             _check_shapes(self._env, state_dict)
-            _fill(self._env, state_dict)
         elif self._env is not None:
-            raise ValueError(
+            raise CheckpointError(
                 "the state is of an agent whose observations are not normalised, but this one's environment has a "
                 "VecNormalize"
             )
         elif state_dict:
-            raise ValueError(
+            raise CheckpointError(
                 "the state is of an agent whose observations are normalised, but this one's environment has no "
                 "VecNormalize: put one around it, VecNormalize(env, norm_reward=False)"
             )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over statistics.
+
+        Raises:
+            CheckpointError: They do not fit; nothing has changed.
+        """
+        self.check_state_dict(state_dict)
+        if not self._is_attached:
+            self._waiting = _as_tensors(state_dict)
+        elif self._env is not None:
+            _fill(self._env, state_dict)
 
 
 def statistics_of(env: VecNormalize) -> dict[str, Any]:
@@ -121,7 +131,7 @@ def _check_shapes(env: VecNormalize, state: Mapping[str, Any]) -> None:
         for each in (statistics_of(env), state)
     )
     if own != given:
-        raise ValueError(f"statistics of observations have shapes {given}, but the environment's {own}")
+        raise CheckpointError(f"statistics of observations have shapes {given}, but the environment's {own}")
 
 
 def _arguments(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,20 +169,32 @@ def _running(moments: Mapping[str, Any]) -> RunningMeanStd:
     return result
 
 
-def _check(state: Mapping[str, Any]) -> None:
-    if not state:
+def _check(state: Any) -> None:
+    if state == {}:
         return
-    keys = {"norm_obs", "clip_obs", "epsilon", "gamma", "norm_obs_keys", "obs_rms", "ret_rms"}
-    if wrong := set(state) ^ keys:
-        raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
-    check_flag("norm_obs", state["norm_obs"])
-    for name in ("epsilon", "gamma"):
-        check_number(name, state[name], at_least=0)
-    if state["clip_obs"] != math.inf:
-        check_number("clip_obs", state["clip_obs"], above=0)
-    for moments in (*state["obs_rms"].values(), state["ret_rms"]):
-        if not isinstance(moments, Mapping) or set(moments) != {"mean", "var", "count"}:
-            raise ValueError("statistics of observations must be mean, var and count")
-        if np.shape(moments["mean"]) != np.shape(moments["var"]):
-            raise ValueError("mean and var of observations have different shapes")
-        check_number("count", moments["count"], at_least=0)
+    moments = table({"mean": numbers(), "var": numbers(at_least=0), "count": number(at_least=0)})
+    single = table({"mean": numbers(()), "var": numbers((), at_least=0), "count": number(at_least=0)})
+    rules = {
+        "norm_obs": flag,
+        "clip_obs": _check_clip,
+        "epsilon": number(at_least=0),
+        "gamma": number(at_least=0, at_most=1),
+        "norm_obs_keys": optional(items(text)),
+        "obs_rms": mapping(moments),
+        "ret_rms": single,
+    }
+    check("normalizer", state, table(rules))
+    keys = [_WHOLE] if state["norm_obs_keys"] is None else state["norm_obs_keys"]
+    if sorted(state["obs_rms"]) != (sorted(keys) if state["norm_obs"] else []):
+        raise CheckpointError("the normalizer has no statistics of what it normalises, or of something else")
+    for each in (*state["obs_rms"].values(), state["ret_rms"]):
+        if np.shape(each["mean"]) != np.shape(each["var"]):
+            raise CheckpointError("mean and var of observations have different shapes")
+        if state["epsilon"] == 0 and not (torch.as_tensor(each["var"]) > 0).all():
+            raise CheckpointError("observations that never varied cannot be normalised with an epsilon of 0")
+
+
+def _check_clip(value: Any, path: tuple[Any, ...]) -> None:
+    number(above=0, finite=False)(value, path)
+    if math.isnan(value) or value < 0:
+        fail(path, value, "a number > 0")

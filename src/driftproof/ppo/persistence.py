@@ -6,12 +6,10 @@ import contextlib
 import io
 import os
 import pathlib
-import random
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
@@ -21,6 +19,7 @@ from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
 from driftproof.ppo import manifest, migration
 from driftproof.ppo.components import load_state
 from driftproof.ppo.environments import renormalized
+from driftproof.ppo.generators import unchanged_generators
 from driftproof.ppo.hyperparams import Hyperparameters
 from driftproof.ppo.normalizer import Normalizer, unchanged_on_error
 from driftproof.ppo.progress import Edge
@@ -61,7 +60,8 @@ class Persistent(BaseAlgorithm):
         Args:
             name: Its place in the tree.
             component: Has ``state_dict()`` and ``load_state_dict()``, of tensors and plain values. If the agent was
-                loaded from a file with a state of that name, it gets that.
+                loaded from a file with a state of that name, it gets that. If it has ``check_state_dict()``, which
+                raises an error for a wrong state, that is called before any component of the agent changes.
         """
         components = self.__dict__.setdefault("_components", {})
         if name in components:
@@ -69,10 +69,11 @@ class Persistent(BaseAlgorithm):
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(component, method, None)):
                 raise TypeError(f"component {name!r} must have {method}(), {type(component).__name__} has not")
-        components[name] = component
         unclaimed = self.__dict__.get("_unclaimed", {})
         if name in unclaimed:
-            component.load_state_dict(unclaimed.pop(name))
+            load_state(self.policy, {name: component}, {name: unclaimed[name]}, exact_match=True)
+            del unclaimed[name]
+        components[name] = component
 
     def components(self) -> dict[str, Stateful]:
         """Everything that makes the agent what it is, by name."""
@@ -96,6 +97,9 @@ class Persistent(BaseAlgorithm):
             tree: What :meth:`state_tree` returned, or part of it.
             exact_match: Whether a component without a state, or a state without a component, is an error instead of a
                 warning.
+
+        Raises:
+            CheckpointError: A state is wrong; nothing has changed.
         """
         load_state(self.policy, self.components(), tree, exact_match)
         self.state_was_loaded()
@@ -132,17 +136,19 @@ class Persistent(BaseAlgorithm):
             exact_match: Whether a component without a state, or a state without a component, is an error instead of a
                 warning.
             device: Is not needed: states go where the agent is.
+
+        Raises:
+            CheckpointError: The file, or a state, is wrong; nothing has changed.
         """
         parts = {name: part for name, part in self.components().items() if name not in OWN_PLACE}
         given: Mapping[str, Any]
         if isinstance(load_path_or_dict, Mapping):
             given = load_path_or_dict
         else:
-            tree = read(_with_suffix(load_path_or_dict)).tree
-            if not isinstance(tree, Mapping):
-                raise CheckpointError(f"{load_path_or_dict} holds no states of an agent, but a {type(tree).__name__}")
+            tree = _named_states(read(_with_suffix(load_path_or_dict)).tree, load_path_or_dict)
             given = tree if migration.is_policy_only(tree) else parameters_from(tree)
-        states = self._states_from(given, parts)
+        with _as_checkpoint_error("the parameters"):
+            states = self._states_from(_named_states(given, "the dict"), parts)
         before = {name: tensor.clone() for name, tensor in self.policy.state_dict().items()}
         load_state(self.policy, parts, states, exact_match, external=external_name)
         if any(not torch.equal(tensor, before[name]) for name, tensor in self.policy.state_dict().items()):
@@ -209,7 +215,8 @@ class Persistent(BaseAlgorithm):
         checkpoint = read(_with_suffix(path))
         if print_system_info:
             print("\n".join(f"{name}: {version}" for name, version in checkpoint.versions.items()))
-        if not isinstance(checkpoint.tree, dict) or "policy" not in checkpoint.tree or _CONFIG - set(checkpoint.config):
+        whole = isinstance(checkpoint.tree, dict) and isinstance(checkpoint.tree.get("policy"), dict)
+        if not whole or _CONFIG - set(checkpoint.config):
             raise CheckpointError(
                 f"{path} holds no agent; if it holds parts of one, build an agent with its settings, and give it the "
                 "file: agent.set_parameters(path, exact_match=False)"
@@ -222,7 +229,8 @@ class Persistent(BaseAlgorithm):
             agent = cls._from_config(checkpoint.config, tree, {**given, **kwargs}, device, kwargs)
             # What the caller takes away is not to be loaded.
             gone = [name for name, value in kwargs.items() if value is None]
-            tree["hyperparams"] = {name: x for name, x in tree.get("hyperparams", {}).items() if name not in gone}
+            if isinstance(hyperparams := tree.get("hyperparams"), dict):
+                tree["hyperparams"] = {name: x for name, x in hyperparams.items() if name not in gone}
         parts = agent.components()
         if env is None:
             # Whoever only wants to ask it keeps their own random numbers.
@@ -380,27 +388,20 @@ def _check_networks(
 
 
 @contextlib.contextmanager
-def unchanged_generators() -> Iterator[None]:
-    """Leave the process's random generators as they were."""
-    python, array, tensor = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(array)
-        torch.set_rng_state(tensor)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
-
-
-@contextlib.contextmanager
 def _as_checkpoint_error(path: object) -> Iterator[None]:
     """Whatever a component has against its state is an error of the file."""
     try:
         yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, AssertionError, OverflowError) as error:
         raise CheckpointError(f"{path}: its state does not fit an agent with its settings: {error}") from error
+
+
+def _named_states(tree: Any, source: object) -> Mapping[str, Any]:
+    if not isinstance(tree, Mapping) or not all(isinstance(name, str) for name in tree):
+        raise CheckpointError(f"{source} holds no states of an agent's components, by name")
+    return tree
 
 
 def _with_suffix(path: Any, reading: bool = True) -> Any:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-import random
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from gymnasium.spaces import Dict
+from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
-from driftproof._arguments import check_count, check_number
 from driftproof.nn.policies import PolicyState
 from driftproof.ppo.environments import (
     can_continue,
+    check_environment_states,
     environment_states,
     generator_states,
     lasting_states,
@@ -26,12 +24,29 @@ from driftproof.ppo.environments import (
     restore_lasting,
     without_learning,
 )
-from driftproof.state import compare
+from driftproof.state import CheckpointError, compare, copy_tree
+from driftproof.state.generators import check_generators_within
+from driftproof.state.schema import (
+    Rule,
+    anything,
+    check,
+    count,
+    items,
+    mapping,
+    number,
+    numbers,
+    optional,
+    row,
+    table,
+)
 
 if TYPE_CHECKING:
     from driftproof.ppo.algorithm import DistributionalPPO
 
 _NUMBERS = (int, float, np.number)
+_MOST_OVERRUN = 1e9
+_MOST_ENVIRONMENTS = 2**20
+_MOST_SEEDS = 2**32
 _COUNTS = ("num_timesteps", "_total_timesteps", "_n_updates", "_episode_num")
 
 
@@ -50,48 +65,20 @@ class Counters:
         state["skipped_in_a_row"] = self.skipped_in_a_row
         return state
 
+    def check_state_dict(self, state_dict: Any) -> None:
+        """Raise a ``CheckpointError`` unless these are such numbers."""
+        rules = {name.strip("_"): count() for name in (*_COUNTS, "skipped_in_a_row")}
+        # Below 0 if the last rollout went beyond the plan.
+        rules["progress_remaining"] = number(at_least=-_MOST_OVERRUN, at_most=1)
+        check("counters", state_dict, table(rules))
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Count on from there."""
-        if wrong := set(state_dict) ^ set(self.state_dict()):
-            raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
-        check_number("progress_remaining", state_dict["progress_remaining"], at_most=1)
-        for name, value in state_dict.items():
-            if name != "progress_remaining":
-                check_count(name, value)
+        self.check_state_dict(state_dict)
         for name in _COUNTS:
-            setattr(self._agent, name, state_dict[name.strip("_")])
+            setattr(self._agent, name, int(state_dict[name.strip("_")]))
         self._agent._current_progress_remaining = float(state_dict["progress_remaining"])
-        self.skipped_in_a_row = state_dict["skipped_in_a_row"]
-
-
-class Generators:
-    """Random generators of Python, NumPy, torch and the environments."""
-
-    def __init__(self, agent: DistributionalPPO) -> None:
-        self._agent = agent
-
-    def state_dict(self) -> dict[str, Any]:
-        """All states. Environments that hide their generators are left out."""
-        version, words, gauss = random.getstate()
-        # As an array: hundreds of numbers one by one would be most of what there is to save.
-        state: dict[str, Any] = {"python": (version, np.array(words, np.uint32), gauss)}
-        state["numpy"] = np.random.get_state(legacy=False)
-        state["torch"] = torch.get_rng_state()
-        state["cuda"] = torch.cuda.get_rng_state(self._agent.device) if self._agent.device.type == "cuda" else None
-        state["environments"] = None if self._agent.env is None else generator_states(self._agent.env)
-        return state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Draw the numbers from now on that would have been drawn from then on."""
-        version, words, gauss = state_dict["python"]
-        random.setstate((version, tuple(words.tolist()), gauss))
-        np.random.set_state(state_dict["numpy"])
-        torch.set_rng_state(state_dict["torch"].cpu())
-        if state_dict["cuda"] is not None and self._agent.device.type == "cuda":
-            torch.cuda.set_rng_state(state_dict["cuda"].cpu(), self._agent.device)
-        env, states = self._agent.env, state_dict["environments"]
-        if env is not None and states is not None and len(states) == env.num_envs:
-            restore_generators(env, states)
+        self.skipped_in_a_row = int(state_dict["skipped_in_a_row"])
 
 
 class Edge:
@@ -138,12 +125,74 @@ class Edge:
         }
         return state
 
+    def check_state_dict(self, state_dict: Any) -> None:
+        """Raise a ``CheckpointError`` unless a rollout of this agent can begin there."""
+        rules: dict[str, Rule] = {
+            "episodes": _check_columns,
+            "successes": items(number()),
+            "running": optional(self._check_running),
+        }
+        # Older files know nothing of what lasts.
+        check("rollout", state_dict, table(rules, {"lasting": optional(items(_lasting))}))
+        check_generators_within(state_dict, ("rollout",))
+
+    def _check_running(self, running: Any, path: tuple[Any, ...]) -> None:
+        table(dict.fromkeys(("observation", "starts", "memory", "reset_seed", "environments"), anything))(running, path)
+        numbers((None,), [np.bool_])(running["starts"], (*path, "starts"))
+        envs = len(running["starts"])
+        if not 1 <= envs <= _MOST_ENVIRONMENTS:
+            raise CheckpointError(f"the rollout has {envs} environments")
+        memory = self._agent.policy.initial_state(1)
+        rules: dict[str, Rule] = {
+            "observation": self._observations(envs),
+            "starts": anything,
+            "memory": table({who: _memory(getattr(memory, who), envs) for who in PolicyState._fields}),
+            "reset_seed": optional(count(at_most=_MOST_SEEDS)),
+            "environments": optional(anything),
+        }
+        table(rules)(running, path)
+        if running["environments"] is not None:
+            env = self._agent.env
+            check_environment_states(env, envs, running["environments"], (*path, "environments"))
+
+    def _observations(self, envs: int) -> Rule:
+        """What the policy is given: normalised observations are real numbers, whatever the environment's are."""
+        space, normalised = self._agent.observation_space, self._agent.normalizer.is_used
+        if isinstance(space, spaces.Dict):
+            return table({key: _observation(part, envs, normalised) for key, part in space.items()})
+        return _observation(space, envs, normalised)
+
+    def restore_point(self) -> Callable[[], None]:
+        """What makes the agent, and environments that can tell where they are, again what they are now."""
+        agent, env = self._agent, self._agent.env
+        names = ("ep_info_buffer", "ep_success_buffer", "_last_obs", "_last_episode_starts", "_forget", "_in_rollout")
+        before = {name: getattr(agent, name) for name in (*names, "state") if hasattr(agent, name)}
+        own = self.reset_seed, self._before_reset
+        lasting = places = generators = None
+        # Environments that no episode has begun in yet are nowhere.
+        if env is not None and agent._last_obs is not None:
+            lasting, places, generators = copy_tree(
+                (lasting_states(env), environment_states(env), generator_states(env))
+            )
+
+        def restore() -> None:
+            for name, value in before.items():
+                setattr(agent, name, value)
+            self.reset_seed, self._before_reset = own
+            if env is not None and lasting is not None:
+                restore_lasting(env, lasting)
+            if env is not None and places is not None:
+                restore_environments(env, places)
+            if env is not None and generators is not None:
+                restore_generators(env, generators)
+
+        return restore
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from there, if the environments can; otherwise new episodes begin."""
         agent = self._agent
-        lasting = state_dict.get("lasting")  # Older files know nothing of it.
-        if wrong := {"lasting", *state_dict} ^ {"episodes", "successes", "lasting", "running"}:
-            raise ValueError(f"the state lacks, or should not have, {', '.join(sorted(map(repr, wrong)))}")
+        self.check_state_dict(state_dict)
+        lasting = state_dict.get("lasting")
         agent.ep_info_buffer = deque(_infos(state_dict["episodes"]), maxlen=agent._stats_window_size)
         agent.ep_success_buffer = deque(state_dict["successes"], maxlen=agent._stats_window_size)
         agent._last_obs, agent._in_rollout, self.reset_seed = None, False, None
@@ -163,29 +212,14 @@ class Edge:
             return
         if len(running["starts"]) != env.num_envs:
             return
-        memory = self._checked(running)
+        memory = PolicyState(
+            *(tuple(t.to(agent.device) for t in running["memory"][who]) for who in PolicyState._fields)
+        )
         observation = self._restart(env, running)
         if observation is None:
             return
         agent._last_obs, agent._last_episode_starts = observation, np.array(running["starts"], dtype=bool)
         agent.state, agent._forget = memory, False
-
-    def _checked(self, running: Mapping[str, Any]) -> PolicyState:
-        """What is remembered, if that and the observations are of the agent's shapes."""
-        agent, count = self._agent, len(running["starts"])
-        spaces = agent.observation_space
-        parts = spaces.spaces if isinstance(spaces, Dict) else {"": spaces}
-        observation = running["observation"] if isinstance(spaces, Dict) else {"": running["observation"]}
-        shapes = {key: np.shape(part) for key, part in observation.items()}
-        if shapes != {key: (count, *(part.shape or ())) for key, part in parts.items()}:
-            raise ValueError(f"the last observations have shapes {shapes}, and the space is {spaces}")
-        memory = PolicyState(
-            *(tuple(t.to(agent.device) for t in running["memory"][who]) for who in PolicyState._fields)
-        )
-        for ours, theirs in zip(agent.policy.initial_state(count), memory, strict=True):
-            if [t.shape for t in ours] != [t.shape for t in theirs]:
-                raise ValueError("what is remembered of running episodes has other shapes than the agent's memory")
-        return memory
 
     def restart(self, seed: int) -> None:
         """Begin new episodes that can begin again, elsewhere."""
@@ -202,7 +236,6 @@ class Edge:
         """The observations to go on from, once the environments are there; ``None`` if they cannot be."""
         seed = running["reset_seed"]
         if seed is not None:
-            check_count("reset_seed", seed)
             env.seed(seed)
             observation = without_learning(env)
             self.reset_seed = seed
@@ -235,3 +268,39 @@ def _infos(columns: Mapping[str, Any]) -> list[dict[str, float]]:
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     infos = [dict(zip(columns, row, strict=True)) for row in rows]
     return [{key: int(x) if key == "l" else x for key, x in info.items() if not math.isnan(x)} for info in infos]
+
+
+def _check_columns(value: Any, path: tuple[Any, ...]) -> None:
+    mapping(numbers((None,), [np.float64], finite=False))(value, path)
+    if len({len(column) for column in value.values()}) > 1:
+        raise CheckpointError("the columns of the rollout's episodes have different lengths")
+    for name in ("r", "l") if value else ():  # which are averaged for the log
+        numbers((None,), [np.float64])(value.get(name), (*path, name))
+
+
+def _lasting(value: Any, path: tuple[Any, ...]) -> None:
+    if not isinstance(value, dict) or "specification" not in value:
+        raise CheckpointError("what lasts of the rollout's environments has no specification")
+
+
+def _memory(example: tuple[Any, ...], envs: int) -> Rule:
+    """Recurrent states ``[layers, envs, units]``."""
+    return row(*(numbers((t.shape[0], envs, *t.shape[2:]), [t.dtype], tensors_only=True) for t in example))
+
+
+def _observation(space: spaces.Space[Any], envs: int, normalised: bool) -> Rule:
+    shape = (envs, *(space.shape or ()))
+    if isinstance(space, spaces.Discrete):
+        return numbers(shape, [np.dtype(space.dtype)], at_least=0, at_most=float(space.n - 1))
+    if isinstance(space, spaces.MultiBinary):
+        return numbers(shape, [np.dtype(space.dtype)], at_least=0, at_most=1)
+    if isinstance(space, spaces.MultiDiscrete):
+        inner = numbers(shape, [np.dtype(space.dtype)], at_least=0)
+
+        def rule(value: Any, path: tuple[Any, ...]) -> None:
+            inner(value, path)
+            if (np.asarray(value) >= space.nvec).any():
+                raise CheckpointError(f"the rollout's last observations are outside {space}")
+
+        return rule
+    return numbers(shape, [np.dtype(space.dtype), *([np.float32, np.float64] if normalised else [])])

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from driftproof._arguments import check_flag, check_number
+from driftproof._arguments import check_number
 from driftproof.nn.heads import Scale
 from driftproof.ppo.advantages import masked_moments
-from driftproof.ppo.components import finite_numbers
+from driftproof.state.schema import check, flag, scalar, table
 
 _LEAST_SPREAD = 1e-6
+_LARGEST_MEAN = 1e18
+"""Whose square float32 still holds."""
 
 
 class ReturnScale:
@@ -121,22 +123,30 @@ class ReturnScale:
             "initialised": self.initialised,
         }
 
+    def check_state_dict(self, state_dict: Any) -> None:
+        """Raise a ``CheckpointError`` unless this is the state of such a scale. Waits for the device it is on."""
+        mean = scalar(at_least=-_LARGEST_MEAN, at_most=_LARGEST_MEAN)
+        rules = {
+            "mean": mean,
+            "variance": scalar(at_least=0),
+            "updates": scalar(at_least=0),
+            "snapshot_mean": mean,
+            "snapshot_std": scalar(above=0),
+            "initialised": flag,
+        }
+        check("return_scale", state_dict, table(rules))
+
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue as the saved scale would have. Waits for the device that the state is on.
 
         Raises:
-            ValueError: The state does not fit; nothing has changed.
+            CheckpointError: The state does not fit; nothing has changed.
         """
-        tensors = self._tensors()
-        numbers = finite_numbers(state_dict, tensors, besides=("initialised",))
-        for name in ("variance", "updates"):
-            check_number(name, numbers[name], at_least=0)
-        check_number("snapshot_std", numbers["snapshot_std"], above=0)
-        check_flag("initialised", state_dict["initialised"])
-        self.initialised = state_dict["initialised"]
-        for name, tensor in tensors.items():
-            tensor.fill_(numbers[name])
+        self.check_state_dict(state_dict)
+        self.initialised = bool(state_dict["initialised"])
+        for name, tensor in self._tensors().items():
+            tensor.fill_(float(state_dict[name]))
 
     def _std(self) -> Tensor:
         # A smaller spread is rounding of equal returns, or what a critic still imagines where nothing is paid: divided

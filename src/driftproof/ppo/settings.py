@@ -31,29 +31,36 @@ if TYPE_CHECKING:
 
 _DEFAULT_LEARNING_RATE = 3e-4
 
+_LARGE = 1e6
+"""Whatever is larger is a mistake, and would leave nothing of the networks."""
+_LARGEST = 1e15
+"""Of numbers that only bound others."""
+
 _BOUNDS: dict[str, dict[str, float]] = {
-    "learning_rate": {"at_least": 0},
+    "learning_rate": {"at_least": 0, "at_most": _LARGE},
     "gamma": {"at_least": 0, "at_most": 1},
     "gae_lambda": {"at_least": 0, "at_most": 1},
-    "clip_range": {"above": 0},
-    "clip_range_vf": {"above": 0},
-    "ent_coef": {"at_least": 0},
-    "vf_coef": {"at_least": 0},
-    "max_grad_norm": {"above": 0},
-    "target_kl": {"above": 0},
-    "n_epochs": {"at_least": 1},
+    "clip_range": {"above": 0, "at_most": _LARGEST},
+    "clip_range_vf": {"above": 0, "at_most": _LARGEST},
+    "ent_coef": {"at_least": 0, "at_most": _LARGE},
+    "vf_coef": {"at_least": 0, "at_most": _LARGE},
+    "max_grad_norm": {"above": 0, "at_most": _LARGEST},
+    "target_kl": {"above": 0, "at_most": _LARGEST},
+    "n_epochs": {"at_least": 1, "at_most": _LARGE},
     "cvar_alpha": {"above": 0, "at_most": 1},
 }
 _VGS_BOUNDS: dict[str, dict[str, float]] = {
-    "alpha": {"at_least": 0},
+    "alpha": {"at_least": 0, "at_most": _LARGEST},
     "beta": {"at_least": 0, "below": 1},
     "min_scaling_factor": {"above": 0, "at_most": 1},
-    "variance_cap": {"above": 0},
-    "warmup_steps": {"at_least": 0},
+    "variance_cap": {"above": 0, "at_most": _LARGEST},
+    "warmup_steps": {"at_least": 0, "at_most": _LARGEST},
 }
 _OPTIMIZER_BOUNDS: dict[str, dict[str, float]] = {
     **{key: {"at_least": 0, "below": 1} for key in ("beta1", "beta2", "beta_utility", "noise_beta", "momentum")},
-    "temperature": {"above": 0},
+    "temperature": {"above": 0, "at_most": _LARGE},
+    **{key: {"at_least": 0, "at_most": _LARGE} for key in ("weight_decay", "sigma", "eps", "min_noise_std")},
+    "dampening": {"at_least": -_LARGE, "at_most": _LARGE},
 }
 _COUNTS = (
     "n_steps",
@@ -320,7 +327,7 @@ def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:
             entries[name] = Hyperparameter(base, bounds, whole=name == "n_epochs", schedule=schedule)
     entries["learning_rate"].apply = partial(_set_group, optimizer, "lr")
     # Below it, what is set would not be in force.
-    entries["ent_coef"].bounds = {"at_least": agent.entropy.minimum}
+    entries["ent_coef"].bounds = {**_BOUNDS["ent_coef"], "at_least": agent.entropy.minimum}
     if "target_kl" in entries:
         entries["target_kl"].apply = partial(_set_target_kl, agent)
     for key, value in optimizer.defaults.items():

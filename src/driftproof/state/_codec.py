@@ -25,6 +25,8 @@ Path = tuple[Any, ...]
 
 MAX_DEPTH = 64
 """Dicts, lists and tuples within each other; a tree that contains itself is deeper."""
+MAX_REFERENCES = 50_000
+"""To tensors, in a file: each becomes an object of its own, many times as large as its text."""
 
 ALLOWED = (
     "dicts with keys str, int, bool, float or None, lists, tuples, tensors, NumPy arrays and scalars of numbers, "
@@ -172,6 +174,7 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
 
     Raises:
         TypeError: Something in the tree is neither a tensor nor a plain value.
+        ValueError: There are too many tensors.
     """
     encoder = _Encoder()
     plain = encoder.encode(tree, (), 0)
@@ -194,6 +197,7 @@ def unflatten(tensors: Mapping[str, Tensor], plain: Any) -> Any:
 class _Encoder:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self._references = 0
         self._paths: dict[tuple[Any, ...], str] = {}
 
     def encode(self, value: Any, path: Path, depth: int) -> Any:
@@ -204,6 +208,10 @@ class _Encoder:
         if kind in ("list", "tuple"):
             items = [self.encode(item, (*path, i), depth + 1) for i, item in enumerate(value)]
             return items if kind == "list" else {"$tuple": items}
+        if kind in ("tensor", "array", "scalar", "bytes"):
+            self._references += 1
+            if self._references > MAX_REFERENCES:
+                raise ValueError(f"the tree has more than {MAX_REFERENCES:,} tensors: put many numbers into one array")
         if kind in ("tensor", "array"):
             return self._shared(kind, value, path)
         if kind == "scalar":
@@ -249,6 +257,7 @@ def _encode_plain(value: Any) -> Any:
 class _Decoder:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.used: set[str] = set()
+        self._references = 0
         self._tensors = tensors
         self._built: dict[tuple[str, str, bool], Any] = {}
         self._tags: dict[str, Callable[[Any, Path, int], Any]] = {
@@ -316,6 +325,9 @@ class _Decoder:
         return float(text)
 
     def _referenced(self, tag: str, plain: dict[str, Any], path: Path) -> Any:
+        self._references += 1
+        if self._references > MAX_REFERENCES:
+            raise ValueError(f"more than {MAX_REFERENCES:,} references to tensors")
         name, wide = plain[tag], plain.get("dtype") == "complex128"
         if type(name) is not str or len(plain) != 1 + wide:
             raise ValueError(f"{place(path)} is no reference: {shortened(plain)}")

@@ -6,7 +6,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from driftproof.state._reader import CheckpointError, Reader, Source
+from driftproof.state._errors import CheckpointError
+from driftproof.state._reader import Reader, Source
 from driftproof.state.tree import Leaf, describe
 
 

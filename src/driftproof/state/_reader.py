@@ -19,6 +19,7 @@ from torch import Tensor
 from driftproof.state import _container
 from driftproof.state._codec import shortened, unflatten
 from driftproof.state._container import Member
+from driftproof.state._errors import CheckpointError
 
 FORMAT_VERSION = 1
 MANIFEST, STATE = "manifest.json", "state.safetensors"
@@ -27,6 +28,9 @@ MAX_JSON_BYTES = 64 * 2**20
 MAX_JSON_VALUES = 500_000
 """Limits of the manifest, and of the header of the tensors: parsed JSON takes many times the memory of its text."""
 
+MAX_DIMENSIONS = 64
+"""Of a tensor, which is what NumPy and torch have."""
+
 _DAMAGED = "take another copy of it, or an older checkpoint"
 _CONVERT = (
     "make a checkpoint of it: driftproof convert {0} NEW.zip --env ID, or give it to an agent: "
@@ -34,10 +38,6 @@ _CONVERT = (
 )
 
 Source = str | os.PathLike[str] | BinaryIO
-
-
-class CheckpointError(Exception):
-    """A file is not a checkpoint that can be loaded. The message says what is wrong and what to do."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,9 @@ class Reader:
         return data
 
     def _header(self, name: str) -> Member:
+        data = self._take(_container.header_size(name), f"the header of {name}")
         try:
-            return _container.parse_header(self._take(_container.header_size(name), f"the header of {name}"), name)
+            return _container.parse_header(data, name)
         except ValueError as error:
             self._fail(f"is damaged: {error}", cause=error)
 
@@ -242,8 +243,9 @@ class Reader:
             CheckpointError: They do not belong together.
         """
         assert self._manifest is not None
+        tensors = self._tensors(state)
         try:
-            return unflatten(self._tensors(state), self._manifest.plain)
+            return unflatten(tensors, self._manifest.plain)
         except (ValueError, RecursionError) as error:
             self._fail(f"is damaged: its tree cannot be put together ({error})", cause=error)
 
@@ -251,7 +253,9 @@ class Reader:
         length = int.from_bytes(state[:8], "little")
         if length > len(state) - 8:
             self._fail(f"is damaged: the header of {STATE} should have {length:,} bytes")
-        self._json(state[8 : 8 + length].rstrip(b" "), f"the header of {STATE}")
+        entries = self._json(state[8 : 8 + length].rstrip(b" "), f"the header of {STATE}")
+        if not isinstance(entries, dict) or not all(_is_small(entry) for entry in entries.values()):
+            self._fail(f"is damaged: {STATE} has tensors of more than {MAX_DIMENSIONS} dimensions, or none")
         try:
             return safetensors.torch.load(state)
         except Exception as error:  # of many kinds, for dtypes, shapes and offsets that do not fit
@@ -266,6 +270,12 @@ def excess(text: bytes) -> str | None:
     if values > MAX_JSON_VALUES:
         return f"about {values:,} plain values, and the limit is {MAX_JSON_VALUES:,}"
     return None
+
+
+def _is_small(entry: Any) -> bool:
+    """Whether an entry of the header of the tensors has few dimensions; what else is wrong with it, others say."""
+    shape = entry.get("shape", []) if isinstance(entry, dict) else None
+    return isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

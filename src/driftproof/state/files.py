@@ -23,8 +23,9 @@ from driftproof.state import _container
 from driftproof.state._atomic import write_atomically
 from driftproof.state._codec import TENSOR_DTYPES, flatten
 from driftproof.state._container import Member
+from driftproof.state._errors import CheckpointError
 from driftproof.state._inspection import Component, Inspection, inspect
-from driftproof.state._reader import FORMAT_VERSION, MANIFEST, STATE, CheckpointError, Reader, Source, excess
+from driftproof.state._reader import FORMAT_VERSION, MANIFEST, STATE, Reader, Source, excess
 from driftproof.state.tree import to_device
 
 __all__ = [
