@@ -79,7 +79,8 @@ _HARD = {("optimizer", "name"), ("env", "drift")}
 def configs(draw) -> Config:
     """A configuration in which some settings are not at their defaults."""
     paths = [path for path in keys.settings() if path not in _HARD]
-    data: dict[str, Any] = {}
+    # What is switched off takes no settings.
+    data: dict[str, Any] = {"adversarial": {"enabled": True}} if draw(st.booleans()) else {}
     for path in draw(st.lists(st.sampled_from(paths), max_size=8, unique=True)):
         target = data
         for part in path[:-1]:

@@ -114,11 +114,57 @@ def test_every_setting_reaches_the_agent():
 
 
 def test_what_is_switched_off_is_off():
-    agent = build_agent(loads(SMALL + "vgs: false\noptimizer: {name: 'tests.config.worlds:Optimizer'}\n"))
+    small = SMALL.replace("vgs_warmup_steps: 1\n", "")
+    agent = build_agent(loads(small + "vgs: false\noptimizer: {name: 'tests.config.worlds:Optimizer'}\n"))
     assert agent.vgs is None
     assert agent.adversary is None
     assert type(agent.policy.optimizer) is Optimizer
     agent.learn(32)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "policy: {name: MlpPolicy, log_std_init: -1}",
+            "policy.log_std_init: -1.0 would have no effect, it is for Box",
+        ),
+        ("policy: {name: MlpPolicy, squash_output: true}", "policy.squash_output: True would have no effect"),
+    ],
+)
+def test_settings_of_continuous_actions_are_refused_where_there_are_none(text, problem):
+    assert error_of(f"env: CartPole-v1\n{text}").startswith(problem)
+    check(loads(f"env: Pendulum-v1\n{text}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "problem"),
+    [
+        ("optimizer.noise_beta", "", "would have no effect: it is for adaptive_noise=True, noise_reference='gradient'"),
+        ("optimizer.min_noise_std", "", "would have no effect: it is for adaptive_noise=True"),
+        ("optimizer.noise_beta", "optimizer_kwargs: {adaptive_noise: true}", "would have no effect"),
+        ("vgs.beta", "vgs: false", "cannot change while the agent trains: variance_gradient_scaling is off"),
+        ("adversary.epsilon", "", "cannot change while the agent trains: adversarial training is off"),
+        ("adversary.epsilon", "adversarial: {enabled: true, adversarial_ratio: 0}", "an adversarial_ratio above 0"),
+        ("adversarial_ratio", "adversarial: true", "cannot change while the agent trains: it decides how minibatches"),
+        ("v_min", "", "it is built into the networks"),
+        ("entropy_coef", "", "no hyper-parameter 'entropy_coef'; it is 'ent_coef'"),
+        ("adversarial_epsilon", "adversarial: true", "it is 'adversary.epsilon'"),
+        ("lr", "", "it is 'learning_rate'"),
+    ],
+)
+def test_searches_without_effect_are_refused(name, settings, problem):
+    search = f"pbt: {{hyperparams: [{{name: {name}, min_value: 0.1, max_value: 0.5}}]}}"
+    small = SMALL.replace("vgs_warmup_steps: 1\n", "")
+    found = error_of(f"{small}{settings}\n{search}", is_population=True)
+    assert found.startswith("pbt: ")
+    assert problem in found
+
+
+def test_searches_with_an_effect_are_taken():
+    search = "pbt: {hyperparams: [{name: optimizer.noise_beta, min_value: 0.1, max_value: 0.5}]}"
+    noise = "{adaptive_noise: true, noise_reference: gradient, instant_noise_scale: false}"
+    check(loads(f"{SMALL}optimizer_kwargs: {noise}\n{search}"), is_population=True)
 
 
 def test_members_differ_by_their_seeds_alone():

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "env": "the section env",
     "policy_kwargs": "the sections policy and critic",
     "vgs_kwargs": "the section vgs",
+    "vgs": "the section vgs, item by item",
     "variance_gradient_scaling": "vgs.enabled",
     "optimizer_class": "optimizer.name",
     "optimizer_kwargs": "optimizer.kwargs",

@@ -114,6 +114,18 @@ def test_a_wrong_hyperparameter_is_refused(arguments, message):
         ({"hyperparams": [LR, LR]}, "'learning_rate' is given more than once"),
         ({"hyperparams": [HyperparamConfig("x", values=[1, 2])], "explore_method": "pb2"}, "models ranges"),
         ({"explore_method": "pb2"}, "models ranges"),
+        (
+            {"hyperparams": [HyperparamConfig("x", 0.1, 1.0, resample_probability=0.5)], "explore_method": "perturb"},
+            "'x': resample_probability=0.5 would have no effect, it is for explore_method 'both'",
+        ),
+        (
+            {"hyperparams": [HyperparamConfig("x", 0.1, 1.0, perturbation_factor=2.0)], "explore_method": "resample"},
+            "'x': perturbation_factor=2.0 would have no effect",
+        ),
+        (
+            {"hyperparams": [HyperparamConfig("x", values=[1, 2], perturbation_factor=2.0)]},
+            "'x': perturbation_factor=2.0 would have no effect, it is for a range",
+        ),
     ],
 )
 def test_a_wrong_search_is_refused(arguments, message):

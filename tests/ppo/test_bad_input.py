@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
 from driftproof.nn.policies import MlpLstmPolicy
+from driftproof.optim import AdaptiveUPGD
 from driftproof.ppo import DistributionalPPO, RolloutError
 
 from .scripted import small_networks
@@ -293,8 +294,8 @@ COUNTS = {
     "seed": [-1, 1.5, "a"],
 }
 FLAGS = {
-    name: [1, "yes", None]
-    for name in ("normalize_advantage", "variance_gradient_scaling", "cuda_graph", "mixed_precision")
+    "variance_gradient_scaling": [1, "yes"],
+    **{name: [1, "yes", None] for name in ("normalize_advantage", "cuda_graph", "mixed_precision")},
 }
 OPTIONS = {
     "value_clip_mode": ["mean", 5],
@@ -435,6 +436,16 @@ def test_what_is_no_environment_is_refused(env):
             {"variance_gradient_scaling": False, "vgs_kwargs": {"alpha": 0.1}},
             "vgs_kwargs are given, but variance_gradient_scaling is off",
         ),
+        (
+            {"optimizer_kwargs": {"noise_beta": 0.9}},
+            "optimizer_kwargs: noise_beta=0.9 would have no effect, it is for adaptive_noise=True, noise_refer",
+        ),
+        (
+            {"optimizer_class": AdaptiveUPGD, "optimizer_kwargs": {"adaptive_noise": True, "noise_beta": 0.9}},
+            "optimizer_kwargs: noise_beta=0.9 would have no effect",
+        ),
+        ({"optimizer_kwargs": {"min_noise_std": 0.1}}, "min_noise_std=0.1 would have no effect"),
+        ({"optimizer_class": "SGD", "optimizer_kwargs": {"dampening": 0.1}}, "dampening=0.1 would have no effect"),
         (
             {"learning_rate": 1e-3, "optimizer_kwargs": {"lr": 1e-4}},
             r"two learning rates: learning_rate=0.001 and optimizer_kwargs\['lr'\]=0.0001",

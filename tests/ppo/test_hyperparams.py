@@ -115,6 +115,26 @@ def test_what_is_not_there_is_not_listed():
     assert not {"target_kl", "cvar_alpha", "clip_range_vf"} & set(names)
 
 
+def test_what_has_no_effect_cannot_be_set():
+    model = small()
+    needed = "adaptive_noise=True, noise_reference='gradient' and instant_noise_scale=False"
+    assert model.hyperparams.unused == {
+        "optimizer.noise_beta": needed,
+        "optimizer.min_noise_std": "adaptive_noise=True",
+    }
+    with pytest.raises(
+        ValueError, match=r"optimizer\.noise_beta=0\.5 would have no effect, it is for adaptive_noise=True"
+    ):
+        model.hyperparams["optimizer.noise_beta"] = 0.5
+    model.hyperparams["optimizer.noise_beta"] = 0.999
+    # States of agents in which it was set are taken.
+    model.hyperparams.load_state_dict({**model.hyperparams, "optimizer.noise_beta": 0.5})
+    assert model.hyperparams["optimizer.noise_beta"] == 0.5
+    assert not small(optimizer_class="adam").hyperparams.unused
+    off = small(vgs_kwargs={"enabled": False}).hyperparams.unused
+    assert off["vgs.beta"] == "a scaler that is enabled"
+
+
 def test_values_are_plain_numbers():
     model = small(gamma=np.float32(0.5), n_epochs=np.int64(3), vf_coef=1)
     model.hyperparams["learning_rate"] = np.float64(1e-4)

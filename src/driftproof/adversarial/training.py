@@ -11,6 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof._unused import (
+    ADVERSARY_DEFAULTS,
+    ATTACK_DEFAULTS,
+    refuse_unused,
+    unused_by_adversary,
+    unused_by_training_attack,
+    without_unused,
+)
 from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
 from driftproof.nn.distributions import Gaussian
 from driftproof.nn.policies import DistributionalPolicy, Evaluation, Observation, map_observation
@@ -78,8 +86,21 @@ class SAPPOConfig:
             raise TypeError(f"perturbation must be a PerturbationConfig, not {self.perturbation!r}")
         if not (self.attack_policy or self.attack_value):
             raise ValueError("attack_policy=False and attack_value=False leave nothing to attack: give one of them")
+        refuse_unused(vars(self), ADVERSARY_DEFAULTS, unused_by_adversary(vars(self)))
+        attack = vars(self.perturbation)
+        refuse_unused(attack, ATTACK_DEFAULTS, unused_by_training_attack(attack), "perturbation: ")
         if self.epsilon_schedule != "constant" and self.perturbation.epsilon == 0 == self.epsilon_final:
             raise ValueError(f"epsilon_schedule={self.epsilon_schedule!r} leads from an epsilon of 0 to one of 0")
+
+    @classmethod
+    def from_file(cls, fields: Mapping[str, Any]) -> SAPPOConfig:
+        """From what a file holds. Settings without effect, which earlier versions took, are left at their defaults."""
+        kept = without_unused(fields, unused_by_adversary(fields))
+        if isinstance(attack := kept.get("perturbation"), PerturbationConfig):
+            kept["perturbation"] = PerturbationConfig(
+                **without_unused(vars(attack), unused_by_training_attack(vars(attack)))
+            )
+        return cls(**kept)
 
     def build(self, policy: DistributionalPolicy, seed: int | None) -> SmoothnessAdversary:
         """The adversary of one agent."""
@@ -122,9 +143,12 @@ class SmoothnessAdversary(Adversary):
             schedule = Linear if config.epsilon_schedule == "linear" else Cosine
             base, factor = base_and_schedule("epsilon", schedule(epsilon, config.epsilon_final))
         bounds = {"at_least": 0.0, "at_most": _LARGE}
+        needed = None if config.adversarial_ratio > 0 else "an adversarial_ratio above 0"
         return {
-            "epsilon": Hyperparameter(base, bounds, schedule=factor, apply=_setter(self.epsilon)),
-            "robust_kl_coef": Hyperparameter(config.robust_kl_coef, bounds, apply=_setter(self.coefficient)),
+            "epsilon": Hyperparameter(base, bounds, schedule=factor, apply=_setter(self.epsilon), unused=needed),
+            "robust_kl_coef": Hyperparameter(
+                config.robust_kl_coef, bounds, apply=_setter(self.coefficient), unused=needed
+            ),
         }
 
     def begin_update(self) -> None:

@@ -6,11 +6,11 @@ and :class:`driftproof.optim.VarianceGradientScaler`, which say more about them.
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
+from driftproof._optimizer_names import OPTIMIZERS, optimizer_name
 from driftproof.config._types import Count, NotNegativeOrSchedule, Plain, PositiveOrSchedule, Section, Share
 
 PolicyName: TypeAlias = Literal[
@@ -25,7 +25,6 @@ PolicyName: TypeAlias = Literal[
     "MultiInputPolicy",
 ]
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"]
-OPTIMIZERS = ("adaptive_upgd", "upgd", "upgdw", "adamw", "adam", "sgd")
 
 
 class Widths(Section):
@@ -237,21 +236,13 @@ class OptimizerSection(Section):
     @classmethod
     def _known(cls, name: str) -> str:
         """Names of optimizers in any spelling: ``AdaptiveUPGD`` is ``adaptive_upgd``."""
-        if ":" in name:
-            return name
-        spellings = {known.replace("_", ""): known for known in OPTIMIZERS}
-        plain = name.lower().replace("_", "")
-        if plain in spellings:
-            return spellings[plain]
-        near = difflib.get_close_matches(plain, spellings, n=1)
-        hint = f"did you mean {spellings[near[0]]!r}?" if near else f"there are {', '.join(OPTIMIZERS)}"
-        raise ValueError(f"unknown optimizer {name!r}; {hint}")
+        return name if ":" in name else optimizer_name(name)
 
 
 class VGSSection(Section):
     """Variance gradient scaling: smaller steps while gradients are mostly noise."""
 
-    enabled: bool = Field(True, description="Whether gradients are scaled. false: nothing else here matters.")
+    enabled: bool = Field(True, description="Whether gradients are scaled. If not, nothing else may be set here.")
     beta: float = Field(
         0.99,
         ge=0,

@@ -159,6 +159,7 @@ def build_agent(config: Config, member: int = 0) -> DistributionalPPO:
     _check_device(config)
     env = build_env(config)
     try:
+        _check_actions(config, env.action_space)
         if config.env.normalize_observations:
             env = VecNormalize(env, norm_reward=False, clip_obs=config.env.clip_observations)
         with _as_config_error():
@@ -294,6 +295,17 @@ def _check_device(config: Config) -> None:
     # Stable-Baselines3 would take the CPU and say nothing.
     if config.run.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError([f"run.device: there is no GPU for {config.run.device!r} here; use auto or cpu"])
+
+
+def _check_actions(config: Config, action_space: gymnasium.Space[Any]) -> None:
+    """Refuse settings of continuous actions where there are none."""
+    from gymnasium import spaces
+
+    if not isinstance(action_space, spaces.Box):
+        unused = f"would have no effect, it is for Box actions; {config.env.id} has {type(action_space).__name__}"
+        for name in ("log_std_init", "squash_output"):
+            if value := getattr(config.policy, name):
+                raise ConfigError([f"policy.{name}: {value!r} {unused}; remove it"])
 
 
 def _argument(value: Any) -> Any:

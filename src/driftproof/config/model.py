@@ -8,6 +8,17 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from driftproof._batches import sequence_steps
+from driftproof._unused import (
+    ADVERSARY_DEFAULTS,
+    ATTACK_DEFAULTS,
+    EXPLORE_DEFAULTS,
+    OPTIMIZER_DEFAULTS,
+    given_in_vain,
+    unused_by_adversary,
+    unused_by_optimizer,
+    unused_by_search,
+    unused_by_training_attack,
+)
 from driftproof.config._types import Section
 from driftproof.config.agent import CriticSection, OptimizerSection, PolicySection, PPOSection, VGSSection
 from driftproof.config.keys import placed
@@ -28,7 +39,7 @@ class SettingError(ValueError):
     """
 
     def __init__(self, path: str, message: str) -> None:
-        self.path = tuple(path.split("."))
+        self.path = tuple(int(part) if part.isdecimal() else part for part in path.split("."))
         super().__init__(f"{path}: {message}")
 
 
@@ -64,6 +75,13 @@ class Config(Section):
                 _check_default(self.ppo, "ppo.sequence_length", with_memory)
         if not self.env.normalize_observations:
             _check_default(self.env, "env.clip_observations", "for env.normalize_observations: true")
+        if not self.env.drift:
+            _check_default(self.env, "env.drift_seed", "for env.drift")
+        if not self.vgs.enabled:
+            _check_defaults(self.vgs, "vgs", "for vgs.enabled: true")
+        _check_optimizer(self.optimizer)
+        _check_adversarial(self.adversarial)
+        _check_search(self.pbt)
         _check_backend(self.pbt)
         self.sequence_steps()
         return self
@@ -96,6 +114,40 @@ def _check_backend(pbt: PBTSection) -> None:
     if pbt.backend != "ray":
         for name in ("resources_per_member", "address"):
             _check_default(pbt, f"pbt.{name}", "for pbt.backend: ray")
+
+
+def _check_optimizer(optimizer: OptimizerSection) -> None:
+    unused = unused_by_optimizer(optimizer.name, optimizer.kwargs)
+    _refuse(optimizer.kwargs, OPTIMIZER_DEFAULTS, unused, "optimizer.kwargs")
+
+
+def _check_adversarial(adversarial: AdversarialSection) -> None:
+    if not adversarial.enabled:
+        _check_defaults(adversarial, "adversarial", "for adversarial.enabled: true")
+        return
+    values, attack = dict(adversarial), dict(adversarial.perturbation)
+    _refuse(values, ADVERSARY_DEFAULTS, unused_by_adversary(values), "adversarial")
+    _refuse(attack, ATTACK_DEFAULTS, unused_by_training_attack(attack), "adversarial.perturbation")
+
+
+def _check_search(pbt: PBTSection) -> None:
+    for index, item in enumerate(pbt.hyperparams):
+        unused = unused_by_search(pbt.explore_method, item.values is not None)
+        _refuse(dict(item), EXPLORE_DEFAULTS, unused, f"pbt.hyperparams.{index}")
+
+
+def _refuse(given: Mapping[str, Any], defaults: Mapping[str, Any], unused: Mapping[str, str], place: str) -> None:
+    for name, problem in given_in_vain(given, defaults, unused):
+        raise SettingError(f"{place}.{name}", problem)
+
+
+def _check_defaults(section: Section, path: str, what_for: str) -> None:
+    """Refuse settings of a section that is switched off."""
+    for name in type(section).model_fields:
+        if isinstance(part := getattr(section, name), Section):
+            _check_defaults(part, f"{path}.{name}", what_for)
+        elif name != "enabled":
+            _check_default(section, f"{path}.{name}", what_for)
 
 
 def _check_default(section: Section, path: str, what_for: str) -> None:

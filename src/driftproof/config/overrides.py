@@ -10,6 +10,7 @@ from driftproof.config.model import Config
 
 _LEARNING_RATE = ("ppo", "learning_rate")
 _LR = ("optimizer", "kwargs", "lr")
+_SWITCHES = (("vgs", "enabled"), ("adversarial", "enabled"))
 
 
 def put_override(placed: keys.Placed, override: str, parse: Callable[[str], Any]) -> None:
@@ -39,6 +40,10 @@ def _put(placed: keys.Placed, place: keys.Path, value: Any, origin: keys.Path) -
         for name, part in value.items():
             _put(placed, (*place, str(name)), part, origin)
         return
+    if place in _SWITCHES and value is False:
+        # Switched off is switched off, whatever else a file says of it.
+        placed.data[str(place[0])] = {}
+        placed.origins = {path: known for path, known in placed.origins.items() if path[0] != place[0]}
     if place == _LR[:-1] and isinstance(value, Mapping) and "lr" in value:
         _put(placed, _LEARNING_RATE, value["lr"], origin)
         value = {name: part for name, part in value.items() if name != "lr"}

@@ -82,7 +82,7 @@ class PerturbationSection(Section):
 class AdversarialSection(Section):
     """Training against perturbed observations, SA-PPO."""
 
-    enabled: bool = Field(False, description="Whether to. false: nothing else here matters.")
+    enabled: bool = Field(False, description="Whether to. If not, nothing else may be set here.")
     adversarial_ratio: Share = Field(
         0.5, description="Share of each minibatch that is attacked. More is steadier and slower."
     )

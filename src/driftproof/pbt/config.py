@@ -13,6 +13,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof._unused import EXPLORE_DEFAULTS, refuse_unused, unused_by_search
 
 if TYPE_CHECKING:
     from driftproof.ppo import Hyperparameters
@@ -21,6 +22,14 @@ ExploitMethod: TypeAlias = Literal["truncation", "binary_tournament"]
 ExploreMethod: TypeAlias = Literal["both", "perturb", "resample", "pb2"]
 MetricMode: TypeAlias = Literal["max", "min"]
 OptimizerExploitStrategy: TypeAlias = Literal["copy", "reset"]
+
+_EARLIER = {
+    "lr": "learning_rate",
+    "entropy_coef": "ent_coef",
+    "ent_coef_initial": "ent_coef",
+    "adversarial_epsilon": "adversary.epsilon",
+}
+"""Names that searches of the earlier system had, and what they are here."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,16 @@ class HyperparamConfig:
             self._check_range()
         else:
             self._check_values(self.values)
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether it has a range."""
+        return self.values is None
+
+    @property
+    def is_categorical(self) -> bool:
+        """Whether it has values to choose from."""
+        return self.values is not None
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -199,6 +218,9 @@ class PBTConfig:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"Invalid hyperparams: {', '.join(map(repr, twice))} is given more than once")
+        for item in self.hyperparams:
+            unused = unused_by_search(self.explore_method, item.values is not None)
+            refuse_unused(vars(item), EXPLORE_DEFAULTS, unused, f"{item.name!r}: ")
         if self.explore_method == "pb2" and all(item.values is not None for item in self.hyperparams):
             raise ValueError(
                 'explore_method="pb2" models ranges, and no hyper-parameter has one; use "both", "perturb" or '
@@ -250,6 +272,10 @@ def _checked(
 ) -> HyperparamConfig:
     if item.name not in hyperparams:
         raise ValueError(_why_not(item.name, hyperparams))
+    if item.name in hyperparams.unused:
+        raise ValueError(
+            f"{item.name!r} cannot be searched, for it would have no effect: it is for {hyperparams.unused[item.name]}"
+        )
     if item.values is None:
         # The registry keeps counts as int and everything else as float.
         item = dataclasses.replace(item, is_whole=isinstance(hyperparams[item.name], int))
@@ -274,6 +300,8 @@ def _checked(
 def _why_not(name: str, hyperparams: Hyperparameters) -> str:
     if name in hyperparams.fixed:
         return f"{name!r} cannot be searched, for it cannot change while the agent trains: {hyperparams.fixed[name]}"
+    if _EARLIER.get(name) in {*hyperparams, *hyperparams.fixed}:
+        return f"the agent has no hyper-parameter {name!r}; it is {_EARLIER[name]!r}"
     known = list(hyperparams)
     near = [k for k in known if k.endswith(f".{name}")] or difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from driftproof._unused import unused_by_search, without_unused
 from driftproof._files import shortened
 from driftproof.pbt.config import (
     ExploitMethod,
@@ -91,7 +92,13 @@ class SavedConfig(Saved):
         Raises:
             ValueError: There can be none like it.
         """
-        hyperparams = [HyperparamConfig(**item.model_dump()) for item in self.hyperparams]
+        # Earlier versions took settings without effect, which are refused now.
+        hyperparams = [
+            HyperparamConfig(
+                **without_unused(item.model_dump(), unused_by_search(self.explore_method, item.values is not None))
+            )
+            for item in self.hyperparams
+        ]
         return PBTConfig(**{**self.model_dump(), "hyperparams": hyperparams})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import gymnasium
 import numpy as np
@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch.optim import Optimizer
 
 from driftproof._arguments import check_count, check_number
+from driftproof._optimizer_names import optimizer_name
 from driftproof.nn.heads import ClipMode
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy, PolicyState
 from driftproof.optim import VarianceGradientScaler
@@ -54,7 +55,11 @@ from driftproof.ppo.settings import (
 from driftproof.ppo.training import update
 from driftproof.ppo.update import OptimizerStep
 from driftproof.ppo.vector_env import as_vec_env
+from driftproof.ppo.vgs_arguments import VGSArguments, resolve_vgs
 from driftproof.state import Stateful
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Self = TypeVar("Self", bound="DistributionalPPO")
 
@@ -107,9 +112,10 @@ class DistributionalPPO(Persistent):
         sequence_length: Steps through which gradients flow back in time; states carry on over its ends. Divides
             ``n_steps``. ``None``: the largest divisor up to 32. Longer learns longer memories, and is slower. 1 without
             memory.
-        optimizer_class: ``"adaptive_upgd"``, ``"upgd"``, ``"upgdw"``, ``"adamw"``, ``"adam"``, ``"sgd"``, or a class.
+        optimizer_class: ``"adaptive_upgd"``, ``"upgd"``, ``"upgdw"``, ``"adamw"``, ``"adam"``, ``"sgd"``, in any
+            spelling (``"AdaptiveUPGD"``), or a class.
         optimizer_kwargs: Its arguments. An ``lr`` among them replaces ``learning_rate``.
-        variance_gradient_scaling: Scale gradients down when they are noise.
+        variance_gradient_scaling: Scale gradients down when they are noise; ``None``: yes.
         vgs_kwargs: Arguments of :class:`driftproof.optim.VarianceGradientScaler`.
         value_clip_mode: What ``clip_range_vf`` bounds of a predicted distribution: ``"mean_only"``, which it is if not
             given, ``"mean_and_variance"`` or ``"per_quantile"``.
@@ -140,6 +146,8 @@ class DistributionalPPO(Persistent):
         seed: Of all random numbers.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``.
         _init_setup_model: ``False``: networks are built later, by ``_setup_model()``.
+        vgs: Single items of ``vgs_kwargs`` by flat names, as in configurations: ``vgs_beta``, ``vgs_alpha``,
+            ``vgs_warmup_steps``, ...; ``vgs_enabled`` is ``variance_gradient_scaling``.
     """
 
     policy: DistributionalPolicy
@@ -191,7 +199,7 @@ class DistributionalPPO(Persistent):
         sequence_length: int | None = None,
         optimizer_class: str | type[Optimizer] = "adaptive_upgd",
         optimizer_kwargs: Mapping[str, Any] | None = None,
-        variance_gradient_scaling: bool = True,
+        variance_gradient_scaling: bool | None = None,
         vgs_kwargs: Mapping[str, Any] | None = None,
         value_clip_mode: ClipMode | None = None,
         cvar_alpha: float | None = None,
@@ -218,10 +226,13 @@ class DistributionalPPO(Persistent):
         seed: int | None = None,
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
+        **vgs: Unpack[VGSArguments],
     ) -> None:
         check_count("verbose", verbose)
         self.optimizer_kwargs = check_mapping("optimizer_kwargs", optimizer_kwargs)
-        self.vgs_kwargs = check_mapping("vgs_kwargs", vgs_kwargs)
+        self.variance_gradient_scaling, self.vgs_kwargs = resolve_vgs(
+            variance_gradient_scaling, check_mapping("vgs_kwargs", vgs_kwargs), vgs, _argument_names(DistributionalPPO)
+        )
         self.kl_penalty_kwargs = kl_penalty_settings(kl_penalty)
         super().__init__(
             policy,
@@ -248,8 +259,7 @@ class DistributionalPPO(Persistent):
         self.max_grad_norm = max_grad_norm
         self.target_kl = target_kl
         self.sequence_length = sequence_length
-        self.optimizer_class = optimizer_class
-        self.variance_gradient_scaling = variance_gradient_scaling
+        self.optimizer_class = optimizer_name(optimizer_class) if isinstance(optimizer_class, str) else optimizer_class
         self.value_clip_mode: ClipMode | None = value_clip_mode
         self.cvar_alpha = cvar_alpha
         self.kl_stop_mode: StopMode | None = kl_stop

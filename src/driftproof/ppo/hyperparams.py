@@ -26,6 +26,7 @@ class Hyperparameter:
         whole: Whether it is a count.
         schedule: Multiplies the base.
         apply: Puts a new current value where it acts; ``None``: whoever needs it reads it here.
+        unused: What else it would need to have an effect in this agent; ``None``: it has one.
     """
 
     base: float
@@ -33,6 +34,7 @@ class Hyperparameter:
     whole: bool = False
     schedule: Factor | None = None
     apply: Callable[[float], None] | None = None
+    unused: str | None = None
     current: float = 0.0
 
     def __post_init__(self) -> None:
@@ -67,6 +69,11 @@ class Hyperparameters(MutableMapping[str, float]):
     def fixed(self) -> Mapping[str, str]:
         """Settings that cannot change while training, each with the reason."""
         return dict(self._fixed)
+
+    @property
+    def unused(self) -> Mapping[str, str]:
+        """Hyper-parameters that have no effect in this agent, each with what else it would need."""
+        return {name: entry.unused for name, entry in self._entries.items() if entry.unused is not None}
 
     def current(self, name: str) -> float:
         """The value in force: base times schedule."""
@@ -139,13 +146,19 @@ class Hyperparameters(MutableMapping[str, float]):
         if missing := [name for name in self._entries if name not in state]:
             warnings.warn(f"the state has no hyper-parameters {missing}: they stay as they are", stacklevel=2)
         for name, value in state.items():
-            self[name] = value
+            self._set(name, value)
 
     def __getitem__(self, name: str) -> float:
         return self._entry(name).base
 
     def __setitem__(self, name: str, value: float) -> None:
         self.check(name, value)
+        entry = self._entry(name)
+        if entry.unused is not None and value != entry.base:
+            raise ValueError(f"{name}={value!r} would have no effect, it is for {entry.unused}")
+        self._set(name, value)
+
+    def _set(self, name: str, value: float) -> None:
         entry = self._entry(name)
         entry.base = int(value) if entry.whole else float(value)
         entry.advance(self._progress)

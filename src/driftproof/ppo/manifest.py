@@ -50,7 +50,10 @@ _Config = TypeVar("_Config", bound=type[Any])
 
 
 def storable(kind: _Config) -> _Config:
-    """A decorator for dataclasses of settings that files hold by their fields."""
+    """A decorator for dataclasses of settings that files hold by their fields.
+
+    A class method ``from_file(fields)``, if there is one, makes it of them.
+    """
     _CONFIGS[kind.__name__] = kind
     return kind
 
@@ -130,7 +133,9 @@ def _decode_tagged(tag: str, value: dict[str, Any], given: Mapping[str, Any], pl
     if tag == "$config":
         if content not in _CONFIGS:
             importlib.import_module(_ROOMS[content])
-        return _CONFIGS[content](**{key: decode(part, given, place) for key, part in value.items() if key != tag})
+        kind = _CONFIGS[content]
+        fields = {key: decode(part, given, place) for key, part in value.items() if key != tag}
+        return kind.from_file(fields) if hasattr(kind, "from_file") else kind(**fields)
     if tag != "$foreign":
         raise ValueError(f"unknown kind {tag}")
     for name in (place, place.rpartition(".")[2], content, content.rpartition(".")[2]):

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from driftproof._optimizer_names import optimizer_name
+from driftproof._unused import OPTIMIZER_DEFAULTS, refuse_unused, unused_by_optimizer
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -23,12 +25,24 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 
 
 def optimizer_class(optimizer: str | type[Optimizer]) -> type[Optimizer]:
-    """The class of that name, in any case, or the class itself."""
+    """The class of that name, in any spelling, or the class itself."""
     if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
         return optimizer
-    if isinstance(optimizer, str) and optimizer.lower() in OPTIMIZERS:
-        return OPTIMIZERS[optimizer.lower()]
+    if isinstance(optimizer, str):
+        return OPTIMIZERS[optimizer_name(optimizer)]
     raise ValueError(f"Unknown optimizer {optimizer!r}; use one of {', '.join(OPTIMIZERS)}, or a class of torch.optim")
+
+
+def unused_options(optimizer: str | type[Optimizer], options: Mapping[str, Any]) -> dict[str, str]:
+    """Arguments of an optimizer that have no effect beside the others, each with what it needs."""
+    kind = optimizer_class(optimizer)
+    name = next((name for name, known in OPTIMIZERS.items() if known is kind), "")
+    return unused_by_optimizer(name, options)
+
+
+def check_options(optimizer: str | type[Optimizer], options: Mapping[str, Any]) -> None:
+    """Refuse arguments of an optimizer that have no effect beside the others."""
+    refuse_unused(options, OPTIMIZER_DEFAULTS, unused_options(optimizer, options), "optimizer_kwargs: ")
 
 
 def make_optimizer(

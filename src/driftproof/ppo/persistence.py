@@ -23,7 +23,7 @@ from driftproof.ppo.generators import unchanged_generators
 from driftproof.ppo.hyperparams import Hyperparameters
 from driftproof.ppo.normalizer import Normalizer, unchanged_on_error
 from driftproof.ppo.progress import Edge
-from driftproof.ppo.settings import Setting
+from driftproof.ppo.settings import Setting, without_unused_settings
 from driftproof.state import CheckpointError, Stateful, copy_tree, read, select, without, write
 
 Self = TypeVar("Self", bound="Persistent")
@@ -312,7 +312,7 @@ class Persistent(BaseAlgorithm):
         """An agent without a history, made as a file says."""
         if config["class"] != cls.__name__:
             raise CheckpointError(f"the file holds a {config['class']}: load it with {config['class']}.load()")
-        settings = manifest.decode(config["settings"], given)
+        settings = without_unused_settings(manifest.decode(config["settings"], given))
         # Where a file says nothing is to be written.
         settings |= {"tensorboard_log": None, **changes}
         observation_space, action_space = (

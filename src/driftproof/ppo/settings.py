@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from driftproof._arguments import check_count, check_flag, check_number, check_option
 from driftproof._batches import sequence_steps
+from driftproof._unused import without_unused
 from driftproof.nn.heads import CLIP_MODES, QuantileHead
 from driftproof.nn.policies import DistributionalPolicy
 from driftproof.optim import VarianceGradientScaler
@@ -24,7 +25,7 @@ from driftproof.ppo.adversary import check_adversarial
 from driftproof.ppo.entropy import EntropySchedule
 from driftproof.ppo.hyperparams import Hyperparameter, Hyperparameters, Schedule, base_and_schedule
 from driftproof.ppo.kl import KLPenalty, StopMode
-from driftproof.ppo.optimizers import optimizer_class
+from driftproof.ppo.optimizers import check_options, optimizer_class, unused_options
 
 if TYPE_CHECKING:
     from driftproof.ppo.algorithm import DistributionalPPO
@@ -100,6 +101,7 @@ _FIXED = {
         _BUILT_IN,
     ),
     "twin_critics": _BUILT_IN,
+    "adversarial_ratio": "it decides how minibatches are cut",
     "optimizer_class": "the state of one optimizer is of no use to another",
 }
 
@@ -207,9 +209,21 @@ def check_settings(agent: DistributionalPPO) -> None:
     if not isinstance(agent.tensorboard_log, str | os.PathLike | None):
         raise TypeError(f"tensorboard_log must be a path, not {agent.tensorboard_log!r}")
     optimizer_class(agent.optimizer_class)
+    check_options(agent.optimizer_class, agent.optimizer_kwargs)
     check_adversarial(agent.adversarial)
     _check_combinations(agent)
     EntropySchedule(**agent.entropy_kwargs).check(initial["ent_coef"])
+
+
+def without_unused_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a file without those that have no effect, which earlier versions took and which are refused now."""
+    result = dict(settings)
+    options, scaler = result.get("optimizer_kwargs"), result.get("vgs_kwargs")
+    if isinstance(options, Mapping) and "optimizer_class" in result:
+        result["optimizer_kwargs"] = without_unused(options, unused_options(result["optimizer_class"], options))
+    if isinstance(scaler, Mapping) and scaler.get("enabled") is False:
+        result["vgs_kwargs"] = {"enabled": False}
+    return result
 
 
 def _check_combinations(agent: DistributionalPPO) -> None:
@@ -224,6 +238,8 @@ def _check_combinations(agent: DistributionalPPO) -> None:
     if agent.vgs_kwargs and not agent.variance_gradient_scaling:
         raise ValueError("vgs_kwargs are given, but variance_gradient_scaling is off")
     check_keywords("vgs_kwargs", agent.vgs_kwargs, [VarianceGradientScaler], taken=("parameters",))
+    if agent.vgs_kwargs.get("enabled") is False and len(agent.vgs_kwargs) > 1:
+        raise ValueError("vgs_kwargs has enabled=False, and then nothing else in it has an effect")
     if agent.adversarial is not None and agent.cuda_graph:
         raise ValueError("cuda_graph=True does not capture attacks: leave out cuda_graph, or adversarial")
     check_device(agent)
@@ -330,18 +346,24 @@ def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:
     entries["ent_coef"].bounds = {**_BOUNDS["ent_coef"], "at_least": agent.entropy.minimum}
     if "target_kl" in entries:
         entries["target_kl"].apply = partial(_set_target_kl, agent)
+    unused = unused_options(type(optimizer), optimizer.defaults)
     for key, value in optimizer.defaults.items():
         if key != "lr" and type(value) in (int, float):
             # Of others' optimizers it is not known what is right.
             bounds = _OPTIMIZER_BOUNDS.get(key, {"at_least": 0} if value >= 0 else {})
-            entries[f"optimizer.{key}"] = Hyperparameter(value, bounds, apply=partial(_set_group, optimizer, key))
+            # Without momentum dampening has no effect, until momentum is set.
+            needed = None if key == "dampening" else unused.get(key)
+            apply = partial(_set_group, optimizer, key)
+            entries[f"optimizer.{key}"] = Hyperparameter(value, bounds, apply=apply, unused=needed)
     for i, value in enumerate(optimizer.defaults.get("betas", ())):
         bounds = _OPTIMIZER_BOUNDS["beta1"]
         entries[f"optimizer.beta{i + 1}"] = Hyperparameter(value, bounds, apply=partial(_set_beta, optimizer, i))
     if vgs is not None:
+        needed = None if vgs.enabled else "a scaler that is enabled"
         for key, bounds in _VGS_BOUNDS.items():
+            apply = partial(setattr, vgs, key)
             entries[f"vgs.{key}"] = Hyperparameter(
-                getattr(vgs, key), bounds, whole=key == "warmup_steps", apply=partial(setattr, vgs, key)
+                getattr(vgs, key), bounds, whole=key == "warmup_steps", apply=apply, unused=needed
             )
     if agent.adversary is not None:
         entries |= {f"adversary.{key}": entry for key, entry in agent.adversary.hyperparameters().items()}
@@ -350,6 +372,10 @@ def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:
         for name in inspect.signature(type(agent)).parameters
         if name not in entries
     }
+    if vgs is None:
+        fixed |= {f"vgs.{key}": "variance_gradient_scaling is off" for key in _VGS_BOUNDS}
+    if agent.adversary is None:
+        fixed |= dict.fromkeys(("adversary.epsilon", "adversary.robust_kl_coef"), "adversarial training is off")
     return Hyperparameters(entries, fixed | _FIXED)
 
 
