@@ -77,7 +77,7 @@ def test_unknown_keys_are_refused_with_what_was_meant(text, problem):
         ("ppo: {clip_range: {kind: lin, start: 1}}", "my.yaml:1: ppo.clip_range.kind: should be 'linear' or 'cosine'"),
         ("ppo: {learning_rate: {kind: linear}}", "my.yaml:1: ppo.learning_rate.start: is missing"),
         ("ppo: 5", "my.yaml:1: ppo: must hold settings by name, not 5"),
-        ("optimizer: adamm", "my.yaml:1: optimizer.name: unknown optimizer 'adamm'; did you mean 'adam'?"),
+        ("optimizer: adamm", "my.yaml:1: optimizer.name: Unknown optimizer 'adamm'; did you mean 'adam'?"),
         ("run: {device: cupa}", "my.yaml:1: run.device: must be auto, cpu, cuda"),
         ("- 1", "my.yaml: must hold settings by name"),
         ("ppo: [1", "my.yaml:1: is not YAML: expected ',' or ']'"),
@@ -109,11 +109,93 @@ def test_wrong_values_are_refused_with_their_place(text, problem):
         ("env: {clip_observations: 5}", "env.clip_observations: 5.0 would have no effect"),
         ("pbt: {backend: inline, workers: 2}", "pbt.workers: 2 would have no effect"),
         ("pbt: {address: auto}", "pbt.address: 'auto' would have no effect"),
+        ("vgs: false\nvgs_beta: 0.9", "my.yaml:2: vgs.beta: 0.9 would have no effect, it is for vgs.enabled: true"),
+        (
+            "adversarial_ratio: 0.2",
+            "my.yaml:1: adversarial.adversarial_ratio: 0.2 would have no effect, it is for",
+        ),
+        (
+            "adversarial: {perturbation: {epsilon: 0.2}}",
+            "adversarial.perturbation.epsilon: 0.2 would have no effect, it is for adversarial.enabled: true",
+        ),
+        (
+            "adversarial: {enabled: true, epsilon_final: 0.2}",
+            "adversarial.epsilon_final: 0.2 would have no effect, it is for epsilon_schedule 'linear' or 'cosine'",
+        ),
+        (
+            "adversarial: {enabled: true, perturbation: {attack_method: fgsm, attack_steps: 5}}",
+            "adversarial.perturbation.attack_steps: 5 would have no effect, it is for attack_method 'pgd' or 'sgld'",
+        ),
+        (
+            "adversarial: {enabled: true, perturbation: {random_init: false}}",
+            "adversarial.perturbation.random_init: False would have no effect",
+        ),
+        ("env:\n  drift_seed: 3", "my.yaml:2: env.drift_seed: 3 would have no effect, it is for env.drift"),
+        (
+            "optimizer_kwargs:\n  noise_beta: 0.9",
+            "my.yaml:2: optimizer.kwargs.noise_beta: 0.9 would have no effect, it is for adaptive_noise=True, noise",
+        ),
+        ("optimizer_kwargs: {adaptive_noise: true, noise_beta: 0.9}", "optimizer.kwargs.noise_beta: 0.9 would have no"),
+        (
+            "optimizer_kwargs: {adaptive_noise: true, noise_reference: gradient, noise_beta: 0.9}",
+            "optimizer.kwargs.noise_beta: 0.9 would have no",
+        ),
+        ("optimizer_kwargs: {min_noise_std: 0.1}", "optimizer.kwargs.min_noise_std: 0.1 would have no effect"),
+        ("optimizer_kwargs: {noise_reference: gradient}", "noise_reference: 'gradient' would have no effect"),
+        (
+            "optimizer: UPGD\noptimizer_kwargs: {adaptive_noise: true, instant_noise_scale: false}",
+            "instant_noise_scale: False would have no effect, it is for noise_reference='gradient'",
+        ),
+        (
+            "optimizer: sgd\noptimizer_kwargs: {dampening: 0.1}",
+            "kwargs.dampening: 0.1 would have no effect, it is for mo",
+        ),
+        (
+            "pbt:\n  explore_method: perturb\n  hyperparams:\n"
+            "    - {name: gamma, min_value: 0.9, max_value: 1, resample_probability: 0.5}",
+            "my.yaml:4: pbt.hyperparams.0.resample_probability: 0.5 would have no effect, it is for explore",
+        ),
+        (
+            "explore_method: resample\n"
+            "pbt: {hyperparams: [{name: x, min_value: 0, max_value: 1, perturbation_factor: 2}]}",
+            "pbt.hyperparams.0.perturbation_factor: 2.0 would have no effect",
+        ),
+        (
+            "pbt: {hyperparams: [{name: x, values: [1, 2], perturbation_factor: 2}]}",
+            "pbt.hyperparams.0.perturbation_factor: 2.0 would have no effect, it is for a range",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(text, problem):
     (found,) = problems(text)
     assert problem in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "optimizer_kwargs: {adaptive_noise: true, min_noise_std: 0.1}",
+        "optimizer_kwargs: {adaptive_noise: true, noise_reference: gradient, "
+        "instant_noise_scale: false, noise_beta: 0.9}",
+        "optimizer_kwargs: {noise_beta: 0.999}",
+        "optimizer: sgd\noptimizer_kwargs: {dampening: 0.1, momentum: 0.9}",
+        "optimizer: {name: 'my_module:Mine', kwargs: {noise_beta: 0.9}}",
+        "adversarial: {enabled: true, epsilon_schedule: linear, epsilon_final: 0.2}",
+        "adversarial: {enabled: true, perturbation: {attack_method: sgld, attack_steps: 5}}",
+        "pbt: {explore_method: resample, hyperparams: [{name: x, min_value: 0, max_value: 1}]}",
+        "env: {drift_seed: 3, drift: [{kind: reward_scale, schedule: {kind: sudden, values: [1, 2], every: 9}}]}",
+    ],
+)
+def test_settings_that_have_an_effect_are_taken(text):
+    assert loads(dumps(loads(text))) == loads(text)
+
+
+def test_switching_off_on_the_command_line_leaves_nothing_to_contradict():
+    text = "vgs: {beta: 0.9}\nadversarial: {enabled: true, adversarial_ratio: 0.2, perturbation: {epsilon: 0.1}}"
+    assert loads(text, ["vgs=false", "adversarial.enabled=false"]) == loads("vgs: false")
+    assert loads(text, ["vgs_enabled=false", "vgs=true"]).vgs.enabled
+    with pytest.raises(ConfigError, match=r"--set vgs\.alpha=1: vgs\.alpha: 1\.0 would have no effect"):
+        loads(text, ["vgs=false", "vgs.alpha=1"])
 
 
 def test_names_of_the_documents_work():
@@ -130,6 +212,7 @@ def test_names_of_the_documents_work():
         optimizer_kwargs: {sigma: 0.01}
         population_size: 4
         perturbation_interval: 7
+        adversarial: true
         adversarial_ratio: 0.25
         epsilon: 0.1
         policy_kwargs: {lstm_hidden_size: 64, num_quantiles: 16}
@@ -144,7 +227,7 @@ def test_names_of_the_documents_work():
         ppo={"learning_rate": 1e-4},
         optimizer={"name": "adaptive_upgd", "kwargs": {"sigma": 0.01}},
         vgs={"beta": 0.95, "alpha": 0.2, "warmup_steps": 50, "variance_cap": 20.0},
-        adversarial={"adversarial_ratio": 0.25, "perturbation": {"epsilon": 0.1}},
+        adversarial={"enabled": True, "adversarial_ratio": 0.25, "perturbation": {"epsilon": 0.1}},
         pbt={"population_size": 4, "perturbation_interval": 7},
         run={"seed": 3},
     )

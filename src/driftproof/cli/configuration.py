@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from driftproof.cli.errors import say
+from driftproof.cli.errors import CommandError, say
 from driftproof.cli.options import ConfigFile, EnvId, Overrides, changes
 
 if TYPE_CHECKING:
@@ -20,10 +21,19 @@ def config(
     overrides: Overrides = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print a JSON Schema, with which editors complete.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Print all settings instead of checking them.")] = False,
+    migrate: Annotated[
+        bool,
+        typer.Option("--migrate", help="Print today's form of a CONFIG of the earlier system (model:, training:)."),
+    ] = False,
 ) -> None:
     """Print all settings, or check a CONFIG. To check it, the agent and its environment are built."""
     from driftproof.config import commented_yaml, json_schema, load
 
+    if migrate:
+        if config is None or schema or full or env or overrides:
+            raise CommandError("--migrate converts a CONFIG file, and takes no other options")
+        _migrate(config)
+        return
     if schema:
         typer.echo(json.dumps(json_schema(), indent=2))
         return
@@ -32,6 +42,16 @@ def config(
         typer.echo(commented_yaml(settings), nl=False)
         return
     _check(settings)
+
+
+def _migrate(path: Path) -> None:
+    """Print a file in today's form; what is left out is in its comments, and counted on the terminal."""
+    from driftproof.config import migrate, read_text
+
+    migrated = migrate(read_text(path), str(path))
+    typer.echo(migrated.text, nl=False)
+    if migrated.notes:
+        typer.echo(f"driftproof: {len(migrated.notes)} notes are in the comments at the top", err=True)
 
 
 def _check(settings: Config) -> None:

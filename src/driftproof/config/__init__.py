@@ -1,7 +1,8 @@
 """Configurations: checked before hours of training are spent, and everything that they make."""
 
 from driftproof.config.build import AgentMaker, build_agent, build_env, build_population, check, try_env
-from driftproof.config.files import ConfigError, dumps, load, loads
+from driftproof.config.files import ConfigError, dumps, load, loads, read_text
+from driftproof.config.migration import Migrated, migrate
 from driftproof.config.model import Config
 from driftproof.config.reference import commented_yaml, json_schema
 
@@ -9,6 +10,7 @@ __all__ = [
     "AgentMaker",
     "Config",
     "ConfigError",
+    "Migrated",
     "build_agent",
     "build_env",
     "build_population",
@@ -18,5 +20,7 @@ __all__ = [
     "json_schema",
     "load",
     "loads",
+    "migrate",
+    "read_text",
     "try_env",
 ]

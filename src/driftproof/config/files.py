@@ -45,15 +45,24 @@ def load(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = 
     """
     if path is None:
         return loads("", overrides)
+    return loads(read_text(path), overrides, name=os.fspath(path))
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text in a file.
+
+    Raises:
+        ConfigError: It is not text, or too long.
+        OSError: The file cannot be read.
+    """
     with open(path, "rb") as file:
         data = file.read(_yaml.MAX_BYTES + 1)
     if len(data) > _yaml.MAX_BYTES:
         raise ConfigError([f"{path}: has more than {_yaml.MAX_BYTES:,} bytes, which no configuration needs"])
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError([f"{path}: is not text in UTF-8 ({error}); save it as UTF-8"]) from error
-    return loads(text, overrides, name=os.fspath(path))
 
 
 def loads(text: str, overrides: Iterable[str] = (), name: str = "") -> Config:
@@ -80,7 +89,17 @@ def loads(text: str, overrides: Iterable[str] = (), name: str = "") -> Config:
 
 def dumps(config: Config) -> str:
     """The whole configuration as YAML, without comments."""
-    return _yaml.dump(config.model_dump(), width=120)
+    return as_yaml(config.model_dump())
+
+
+def settings_in(text: str, name: str = "") -> dict[Any, Any]:
+    """What a YAML text holds, unchecked; ``name`` is what to call it in errors."""
+    return _parse(text, name)[0]
+
+
+def as_yaml(value: Any) -> str:
+    """Plain values as YAML, over several lines."""
+    return _yaml.dump(value, width=120)
 
 
 def plain_yaml(value: Any) -> str:

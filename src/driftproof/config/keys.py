@@ -11,6 +11,8 @@ from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel
 
+from driftproof.config import earlier
+
 Path: TypeAlias = tuple[str | int, ...]
 
 SHORT = {
@@ -111,7 +113,6 @@ def flat_keys() -> dict[str, Path]:
             flat[f"vgs_{name}"] = path
         elif counts[name] == 1 and name not in _TOO_SHORT:
             flat[name] = path
-    del flat["vgs_enabled"]
     return flat | _EXPLICIT
 
 
@@ -170,6 +171,8 @@ def is_place_of_section(path: Path) -> bool:
 
 def nearest(path: Path) -> str:
     """What may have been meant by a key that does not exist: its place, or what there is."""
+    if (known := earlier.hint(path)) is not None:
+        return known
     name, section = str(path[-1]), path[:-1]
     siblings = _names_in(section)
     elsewhere = {str(known[-1]): known for known in settings()} | flat_keys()

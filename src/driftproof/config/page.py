@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from driftproof.config import keys
+from driftproof.config import earlier, keys
 from driftproof.config._types import FromTo
 from driftproof.config.agent import KLPenaltySection
 from driftproof.config.files import plain_yaml
@@ -51,11 +51,37 @@ and with `vgs` and `adversarial` for whether they are enabled.
 `DistributionalPPO` and `PBTConfig` do: `learning_rate`, `population_size`, `vgs_beta` for `vgs.beta`; all of them are
 [below](#names-without-a-section). A setting that is given twice, with two values, is an error.
 
+**Settings without effect.** A setting that does nothing beside the others is refused with what it needs:
+`optimizer.kwargs.noise_beta` without an averaged noise reference, `critic.v_min` with quantiles, anything in `vgs` or
+`adversarial` while they are switched off, and the same as a searched hyper-parameter of a population. To switch a
+section off for one run, use `--set vgs=false`: what the file says of it is then left aside.
+
 **Numbers** may be written `1e-4` and `1_000_000`.
 
 **Code.** Environments (`module:Id`), features extractors and optimizers (`module:Class`) of your own are imported when
 an agent is built, from the working directory too. A configuration from somebody else can thus run code that lies on
 your machine, as `gymnasium.make` can; checkpoints cannot.
+"""
+
+
+_EARLIER = """\
+## Coming from the earlier system's configuration
+
+`driftproof config OLD.yaml --migrate > new.yaml` converts a file with the sections `model:` and `training:`, such as
+`config_pbt_adversarial.yaml`. What means the same keeps its value. Everything else is named in comments at the top of
+the new file, each with the reason and what to use instead; from Python, it is `driftproof.config.migrate(text)`. Name
+the environment in `env.id`, since that of the earlier system is not part of this one. Sections and names of the earlier
+system in any other file are errors with a hint.
+
+| earlier | today |
+|---|---|
+| `model.params.*` | the setting of the same name, as listed [above](#names-without-a-section) |
+| `model.vgs.*`, `vgs_*`, `variance_gradient_scaling` | `vgs.*`, `vgs.enabled` |
+| `model.optimizer_class`, `model.optimizer_kwargs` | `optimizer.name`, `optimizer.kwargs`; `lr`: `ppo.learning_rate` |
+| `training.total_timesteps` | `run.total_timesteps` |
+| `training.save_freq` | `run.checkpoint_every`, in updates |
+| `num_atoms`, `v_min`, `v_max` | the same with `critic.value_head: categorical` |
+| `kl_exceed_stop_fraction` | `ppo.kl_stop: fraction` with `ppo.kl_stop_fraction`, if there is a `ppo.target_kl` |
 """
 
 
@@ -69,6 +95,11 @@ def page() -> str:
     lines += _section("Schedules", FromTo, level=3)
     lines += ["## Names without a section", "", "| | |", "|---|---|"]
     lines += [f"| `{name}` | `{keys.dotted(path)}` |" for name, path in sorted(keys.flat_keys().items())]
+    lines += ["", _EARLIER.rstrip()]
+    lines += [f"| `{name}` | `{place}` |" for name, place in earlier.RENAMED.items()]
+    lines += [f"| `{name}` in `pbt.hyperparams` | `{place}` |" for name, place in earlier.SEARCHED.items()]
+    lines += ["", "Without an equivalent:", "", "| earlier | |", "|---|---|"]
+    lines += [f"| `{place.rpartition('.')[2]}` | {gone.reason} |" for place, gone in earlier.GONE.items()]
     return "\n".join(lines) + "\n"
 
 
