@@ -170,6 +170,12 @@ class StatePerturbation:
         self._count(offsets, gradients=steps)
         return self._put(observation, {key: self._moved(key, part, offsets[key]) for key, part in clean.items()})
 
+    def generate_perturbation(self, state: Tensor, loss_fn: Objective) -> Tensor:
+        """What :meth:`perturb` adds to observations ``[B, ...]``, rounded as they are."""
+        perturbed = self.perturb(state, loss_fn)
+        assert isinstance(perturbed, Tensor)
+        return perturbed - state
+
     def random(self, observation: Observation, *, epsilon: Size | None = None) -> Observation:
         """Observations drawn evenly from the ball."""
         size, clean = self._radius(epsilon), self._select(observation)
@@ -214,6 +220,15 @@ class StatePerturbation:
         totals = {name: tensor.clone() for name, tensor in self._totals.items()}
         mean = totals.pop("norm_sum") / totals["observations"].clamp_min(1)
         return {**totals, "mean_norm": mean, "max_norm": totals.pop("norm_max")}
+
+    def get_stats(self) -> dict[str, float]:
+        """``attack_count`` and ``avg_perturbation_norm`` as numbers, of :meth:`statistics`."""
+        found = self.statistics()
+        return {"attack_count": int(found["attacks"]), "avg_perturbation_norm": float(found["mean_norm"])}
+
+    def reset_stats(self) -> None:
+        """The same as :meth:`reset_statistics`."""
+        self.reset_statistics()
 
     def reset_statistics(self) -> None:
         """Count from zero."""

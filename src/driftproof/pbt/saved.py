@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from driftproof._unused import unused_by_search, without_unused
 from driftproof._files import shortened
+from driftproof._unused import unused_by_search, without_unused
 from driftproof.pbt.config import (
     ExploitMethod,
     ExploreMethod,

@@ -16,6 +16,7 @@ from driftproof._arguments import check_count
 from driftproof._files import described
 from driftproof.pbt import pb2
 from driftproof.pbt.config import PBTConfig
+from driftproof.pbt.earlier_names import EarlierMemberNames, EarlierSchedulerNames, stored_path
 from driftproof.pbt.explore import explore, sample, to_unit
 from driftproof.pbt.records import Event, EventKind
 from driftproof.pbt.saved import SavedMember, SavedScheduler
@@ -26,7 +27,7 @@ _HISTORY = 200
 
 
 @dataclass
-class PopulationMember:
+class PopulationMember(EarlierMemberNames):
     """What the scheduler knows of one agent."""
 
     id: int
@@ -72,7 +73,7 @@ class PopulationMember:
         return cls(**values)
 
 
-class PBTScheduler:
+class PBTScheduler(EarlierSchedulerNames):
     """Decides for the members of a population.
 
     Members have the ids 0 to ``population_size - 1``. A runner tells how each does (:meth:`update_performance`), and
@@ -298,6 +299,8 @@ class PBTScheduler:
         self._counts, self._rng = counts, generator
         for member in members:
             self._rank(member)
+            if member.checkpoint_format is not None:
+                member.checkpoint_path = stored_path(self.store, member.id)
 
     def _member(self, member: int | PopulationMember) -> PopulationMember:
         index: Any = member.id if isinstance(member, PopulationMember) else member
@@ -309,6 +312,7 @@ class PBTScheduler:
         self.store.put(member.id, tree, step, kind)
         member.checkpoint_format, member.checkpoint_step = kind, int(step)
         member.checkpoint_hyperparams = dict(member.hyperparams)
+        member.checkpoint_path = stored_path(self.store, member.id)
 
     def _rank(self, member: PopulationMember) -> None:
         sign = 1 if self.config.metric_mode == "max" else -1

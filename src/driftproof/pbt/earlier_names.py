@@ -1,0 +1,122 @@
+"""Names that the scheduler and its members had in the earlier system, so that loops written for it still run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from driftproof.pbt.records import Event
+
+if TYPE_CHECKING:
+    from driftproof.pbt.config import HyperparamConfig, PBTConfig
+    from driftproof.pbt.scheduler import PopulationMember
+
+
+class EarlierMemberNames:
+    """Of a member of a population."""
+
+    id: int
+    checkpoint_path: str | None = None
+    """File with the member's parameters; ``None``: it has none, or the store keeps no files."""
+
+    @property
+    def member_id(self) -> int:
+        """The same as ``id``."""
+        return self.id
+
+
+class EarlierSchedulerNames:
+    """Of the scheduler."""
+
+    config: PBTConfig
+    members: list[PopulationMember]
+    events: list[Event]
+
+    def is_ready(self, member: int | PopulationMember) -> bool:
+        """Whether a member's interval is over."""
+        raise NotImplementedError
+
+    @property
+    def population(self) -> list[PopulationMember]:
+        """The same as ``members``."""
+        return self.members
+
+    def initialize_population(
+        self, initial_hyperparams: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[PopulationMember]:
+        """The members, as the constructor has drawn them, or with hyper-parameters to begin with.
+
+        Args:
+            initial_hyperparams: Of each member, instead of what was drawn; all that are searched, within their ranges.
+
+        Raises:
+            ValueError: Their number, their names or their values do not fit.
+            RuntimeError: Members have reported already.
+        """
+        if initial_hyperparams is None:
+            return self.members
+        if len(initial_hyperparams) != len(self.members):
+            raise ValueError(
+                f"Invalid initial_hyperparams length: {len(initial_hyperparams)}; must be population_size, which is "
+                f"{len(self.members)}"
+            )
+        if any(member.reports for member in self.members):
+            raise RuntimeError("the population is training: initial_hyperparams are for its beginning")
+        for index, given in enumerate(initial_hyperparams):
+            self._check_initial(index, given)
+        starts = {event.member: i for i, event in enumerate(self.events) if event.kind == "start"}
+        for member, given in zip(self.members, initial_hyperparams, strict=True):
+            member.hyperparams = dict(given)
+            self.events[starts[member.id]] = Event("start", member.id, 0, hyperparams=dict(given))
+        return self.members
+
+    def should_exploit_and_explore(self, member: int | PopulationMember) -> bool:
+        """The same as :meth:`is_ready`: whether it is time to call ``exploit_and_explore``."""
+        return self.is_ready(member)
+
+    def get_stats(self) -> dict[str, float]:
+        """Numbers for a log, by names that begin with ``pbt/``; ``statistics()`` tells more.
+
+        Performances are 0 while no member has reported one.
+        """
+        performances = [member.performance for member in self.members if member.performance is not None]
+        kinds = [event.kind for event in self.events]
+        taken = kinds.count("exploit") + kinds.count("replace")
+        numbers = np.array(performances or [0.0])
+        return {
+            "pbt/population_size": len(self.members),
+            "pbt/ready_members": len(performances),
+            "pbt/mean_performance": float(numbers.mean()),
+            "pbt/std_performance": float(numbers.std()),
+            "pbt/min_performance": float(numbers.min()),
+            "pbt/max_performance": float(numbers.max()),
+            "pbt/exploitation_count": taken,
+            "pbt/exploration_count": taken + kinds.count("explore"),
+        }
+
+    def _check_initial(self, index: int, given: Mapping[str, Any]) -> None:
+        searched = {item.name: item for item in self.config.hyperparams}
+        if wrong := sorted(set(given) ^ set(searched)):
+            raise ValueError(
+                f"initial_hyperparams[{index}] has, or lacks, {', '.join(map(repr, wrong))}: searched are "
+                f"{', '.join(searched) or 'none'}"
+            )
+        for name, value in given.items():
+            if not _is_within(searched[name], value):
+                raise ValueError(f"initial_hyperparams[{index}] has {name}={value!r}, which is not what is searched")
+
+
+def stored_path(store: object, member_id: int) -> str | None:
+    """Where a store keeps a member's parameters, if it keeps files."""
+    path = getattr(store, "path", None)
+    return None if path is None else str(path(member_id))
+
+
+def _is_within(item: HyperparamConfig, value: Any) -> bool:
+    if item.values is not None:
+        return value in item.values
+    low, high = item.bounds
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and low <= value <= high and (not item.is_whole or value == int(value))
