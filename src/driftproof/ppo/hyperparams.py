@@ -104,6 +104,12 @@ class Hyperparameters(MutableMapping[str, float]):
 
     def check(self, name: str, value: Any) -> None:
         """Raise the error that setting this would raise."""
+        self._check_bounds(name, value)
+        entry = self._entry(name)
+        if entry.unused is not None and value != entry.base:
+            raise ValueError(f"{name}={value!r} would have no effect, it is for {entry.unused}")
+
+    def _check_bounds(self, name: str, value: Any) -> None:
         entry = self._entry(name)
         check_number(name, value, **entry.bounds)
         if entry.whole and value != int(value):
@@ -122,7 +128,8 @@ class Hyperparameters(MutableMapping[str, float]):
             )
         for name, value in state.items():
             try:
-                self.check(name, value)
+                # States of agents in which something without effect was set are taken.
+                self._check_bounds(name, value)
             except ValueError as error:
                 raise CheckpointError(f"hyperparams: {error}") from error
 
@@ -153,9 +160,6 @@ class Hyperparameters(MutableMapping[str, float]):
 
     def __setitem__(self, name: str, value: float) -> None:
         self.check(name, value)
-        entry = self._entry(name)
-        if entry.unused is not None and value != entry.base:
-            raise ValueError(f"{name}={value!r} would have no effect, it is for {entry.unused}")
         self._set(name, value)
 
     def _set(self, name: str, value: float) -> None:
