@@ -267,7 +267,7 @@ class TestRobustTerm:
                 step = model.policy.stepper()
                 for t in range(4):
                     state = state.masked((~began[t]).float().unsqueeze(1))
-                    said, _, state = step(observations[t], state)
+                    said, _, state, _ = step(observations[t], state)
                     steps.append(said)
                 parameters.append(torch.stack(steps))
             kl = model.policy.distribution.kl(*parameters)

@@ -65,6 +65,8 @@ def test_every_setting_reaches_the_agent():
           lstm_hidden_size: 8
           n_lstm_layers: 2
           log_std_init: -1
+          full_std: false
+          use_expln: true
           squash_output: true
           features_extractor_class: "tests.config.worlds:Extractor"
         critic: {value_head: categorical, num_atoms: 11, v_min: -5, v_max: 5, twin_critics: false, cvar_alpha: 0.5}
@@ -81,6 +83,8 @@ def test_every_setting_reaches_the_agent():
           kl_penalty: {kp: 0.2}
           ent_coef: 0.01
           ent_coef_final: 0.001
+          use_sde: true
+          sde_sample_freq: 4
         optimizer: {name: UPGDW, kwargs: {betas: [0.8, 0.9], sigma: 0.01}}
         vgs: {beta: 0.9, apply_to: update}
         adversarial: {enabled: true, robust_kl_coef: 0.5, perturbation: {epsilon: 0.2}}
@@ -106,6 +110,8 @@ def test_every_setting_reaches_the_agent():
     assert agent.policy.actor_core.units == 8
     assert isinstance(agent.policy.actor_network[1], torch.nn.ReLU)
     assert agent.policy.squash_output
+    assert (agent.use_sde, agent.sde_sample_freq) == (True, 4)
+    assert (agent.policy.exploration.full_std, agent.policy.exploration.use_expln) == (False, True)
     assert agent.adversarial == SAPPOConfig(robust_kl_coef=0.5, perturbation=PerturbationConfig(epsilon=0.2))
     assert isinstance(agent.env, VecNormalize)
     assert agent.env.clip_obs == 5

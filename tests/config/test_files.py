@@ -108,6 +108,8 @@ def test_wrong_values_are_refused_with_their_place(text, problem):
         ("policy: MlpPolicy\nsequence_length: 16", "my.yaml:2: ppo.sequence_length: 16 would have no effect"),
         ("env: {clip_observations: 5}", "env.clip_observations: 5.0 would have no effect"),
         ("pbt: {backend: inline, workers: 2}", "pbt.workers: 2 would have no effect"),
+        ("ppo: {sde_sample_freq: 4}", "ppo.sde_sample_freq: 4 would have no effect, it is for ppo.use_sde: true"),
+        ("policy: {use_expln: true}", "policy.use_expln: True would have no effect, it is for ppo.use_sde: true"),
         ("pbt: {address: auto}", "pbt.address: 'auto' would have no effect"),
         ("vgs: false\nvgs_beta: 0.9", "my.yaml:2: vgs.beta: 0.9 would have no effect, it is for vgs.enabled: true"),
         (

@@ -37,7 +37,7 @@ class Walk(gymnasium.Env):
         return self._see(), {}
 
     def step(self, action):
-        self.position += 0.3 * (int(action) - 1) + 0.1 * self.np_random.normal()
+        self.position += 0.3 * (action - 1) + 0.1 * self.np_random.normal()
         self.left -= 1
         return self._see(), -abs(self.position), self.left <= 0, False, {}
 
@@ -51,8 +51,23 @@ class Walk(gymnasium.Env):
         self.position, self.left = state["position"], state["left"]
 
 
+class ContinuousWalk(Walk):
+    """One that is pushed by a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def step(self, action):
+        return super().step(1 + float(action[0]))
+
+
 def walk():
     return Monitor(gymnasium.wrappers.TimeLimit(Walk(), 30))
+
+
+def continuous_walk():
+    return Monitor(gymnasium.wrappers.TimeLimit(ContinuousWalk(), 30))
 
 
 DRIFT = [
@@ -76,9 +91,11 @@ def make_env(scenario):
     if drift in ("sync", "async"):
         return gymnasium.make_vec("CartPole-v1", ENVS, drift, wrappers=[lambda env: drifting(env, DRIFT)])
     if scenario.get("continues"):
-        env = kind([drifting_walk if drift else walk] * ENVS)
+        own = continuous_walk if scenario.get("continuous") else walk
+        env = kind([drifting_walk if drift else own] * ENVS)
     else:
-        env = make_vec_env(drifting_cart_pole if drift else "CartPole-v1", ENVS, vec_env_cls=kind)
+        known = "Pendulum-v1" if scenario.get("continuous") else "CartPole-v1"
+        env = make_vec_env(drifting_cart_pole if drift else known, ENVS, vec_env_cls=kind)
     if scenario.get("normalize"):
         env = VecNormalize(env, norm_reward=False)
     if scenario.get("stack"):

@@ -85,6 +85,17 @@ def test_graph_equals_eager(optimizer):
     assert_same_update(eager, graphed, before)
 
 
+@pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MlpPolicy"])
+def test_graph_equals_eager_with_gsde(policy):
+    settings = {"optimizer_class": "adam", "use_sde": True, "sde_sample_freq": 4, "policy_kwargs": {"log_std_init": -2}}
+    eager, graphed = pair_of_agents(policy=policy, env="Pendulum-v1", **settings)
+    before = weights(eager)
+    for model in (eager, graphed):
+        torch.manual_seed(0)
+        model.learn(128)
+    assert_same_update(eager, graphed, before)
+
+
 def test_graph_reads_hyperparameters_as_they_change():
     eager, graphed = pair_of_agents(optimizer_class="adam")
     before = weights(eager)
@@ -120,9 +131,11 @@ def test_a_graph_follows_parameters_that_were_set_or_loaded(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("use_sde", [False, True])
 @pytest.mark.parametrize("cuda_graph", [False, True])
-def test_an_update_waits_for_the_device_once(cuda_graph, monkeypatch):
-    model = agent(env="Pendulum-v1", cuda_graph=cuda_graph, target_kl=0.01, kl_penalty=True, clip_range_vf=0.2)
+def test_an_update_waits_for_the_device_once(cuda_graph, use_sde, monkeypatch):
+    settings = {"target_kl": 0.01, "kl_penalty": True, "clip_range_vf": 0.2, "use_sde": use_sde}
+    model = agent(env="Pendulum-v1", cuda_graph=cuda_graph, **settings)
     model.learn(256)
     train, log = model.train, training.log
 

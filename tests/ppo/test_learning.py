@@ -91,6 +91,15 @@ def test_a_number_is_followed(squash_output):
     assert mean_return(model, env, 20) > -3
 
 
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_a_number_is_followed_with_gsde(policy):
+    env = DummyVecEnv([Target] * 8)
+    networks = {"log_std_init": -1.0, **({} if policy == "MlpPolicy" else SMALL["policy_kwargs"])}
+    settings = {"use_sde": True, "sde_sample_freq": 4, "policy_kwargs": networks}
+    model = DistributionalPPO(policy, env, gamma=0.5, **QUICK, **settings).learn(15_360)
+    assert mean_return(model, env, 20) > -3
+
+
 CARTPOLE = {"n_steps": 128, "batch_size": 256, "n_epochs": 10, "learning_rate": linear(5e-4)}
 
 

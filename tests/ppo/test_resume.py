@@ -39,7 +39,7 @@ def told(path):
     tree = read(path).tree
     for group in tree["optimizer"]["param_groups"]:
         group.pop("differentiable", None)
-    tree["rollout"]["episodes"].pop("t")
+    tree["rollout"]["episodes"].pop("t", None)
     return tree
 
 
@@ -86,10 +86,13 @@ def test_resume_equals_uninterrupted(policy, normalize, continues, tmp_path):
             "vgs": {"statistic": "spatial_mean", "apply_to": "update"},
         },
         {"normalize": True, "continues": True, "settings": {"adversarial": ATTACKED}},
+        {"continuous": True, "settings": {"use_sde": True}},
+        {"continuous": True, "continues": True, "settings": {"use_sde": True, "sde_sample_freq": 5}},
     ],
     ids=[
         *("processes", "processes-continue", "stacked", "gru"),
         *("drift", "drift-continues", "drift-sync", "drift-async", "controllers", "attacked"),
+        *("gsde", "gsde-continues"),
     ],
 )
 def test_whatever_the_environments_and_the_settings(scenario, tmp_path):

@@ -76,7 +76,12 @@ def continuing():
     return DistributionalPPO("MlpLstmPolicy", env, **SMALL, **options, policy_kwargs=MEMORY)
 
 
-AGENTS = [everything, gru, feed_forward, continuing]
+def exploring():
+    env = DummyVecEnv([lambda: Monitor(gymnasium.make("Pendulum-v1"))] * 2)
+    return DistributionalPPO("MlpPolicy", env, **SMALL, optimizer_class="adam", use_sde=True, policy_kwargs=NETS)
+
+
+AGENTS = [everything, gru, feed_forward, continuing, exploring]
 
 
 def trained(make):

@@ -49,12 +49,9 @@ class Player:
     @torch.no_grad()
     def act(self, observation: Observation) -> Tensor:
         """Actions for the environments, having seen this."""
-        parameters, _, self.state = self._step(observation, self.state)
-        distribution = self.policy.distribution
-        if self.deterministic:
-            return distribution.to_env(distribution.mode(parameters))
-        noise = distribution.noise(len(parameters), device=parameters.device)
-        return distribution.to_env(distribution.sample(parameters, noise))
+        step = self._step(observation, self.state)
+        self.state = step.state
+        return self.policy.choose(step.parameters, step.latent, self.deterministic)
 
     def actor(self, observation: Observation) -> Tensor:
         """Parameters of the distribution of actions at this observation ``[N, ...]``, with a graph, not remembered."""

@@ -77,8 +77,16 @@ class PolicySection(Section):
     share_features_extractor: bool = Field(True, description="One extractor for actor and critics.")
     normalize_images: bool = Field(True, description="Divide images by 255.")
     log_std_init: float = Field(
-        0.0, description="Initial log standard deviation of Box actions. Lower explores less at first; -2 to 0."
+        0.0,
+        description="Initial log standard deviation of Box actions, or with ppo.use_sde of the exploration matrix. "
+        "Lower explores less at first; -3 to 0.",
     )
+    full_std: bool = Field(
+        True,
+        description="For ppo.use_sde: a standard deviation for every element of the exploration matrix, not one for "
+        "every feature.",
+    )
+    use_expln: bool = Field(False, description="For ppo.use_sde: standard deviations that grow more slowly above 1.")
     squash_output: bool = Field(
         False, description="Box actions by a tanh inside their bounds, instead of clipped to them."
     )
@@ -177,6 +185,17 @@ class PPOSection(Section):
     normalize_advantage: bool = Field(True, description="To mean 0 and standard deviation 1, once over the rollout.")
     vf_coef: float = Field(0.5, ge=0, description="Weight of the critics' loss; 0.25 to 1.")
     max_grad_norm: float = Field(0.5, gt=0, description="Gradients are clipped to this norm; 0.3 to 10.")
+    use_sde: bool = Field(
+        False,
+        description="Generalised state-dependent exploration (gSDE) of Box actions: noise that changes as smoothly as "
+        "the state, for robots. With policy.log_std_init: -2 or so.",
+    )
+    sde_sample_freq: Count = Field(
+        -1,
+        ge=-1,
+        description="For use_sde: steps after which exploration matrices are drawn anew; 4 to 64. Fewer explore more, "
+        "and less smoothly. -1: only when a rollout begins.",
+    )
     target_kl: float | None = Field(
         None,
         gt=0,

@@ -17,7 +17,7 @@ from driftproof._signals import left_to_this_process
 from driftproof.config._types import FromTo
 from driftproof.config.agent import KLPenaltySection, Widths
 from driftproof.config.files import ConfigError
-from driftproof.config.model import OF_MEMORY, Config
+from driftproof.config.model import OF_MEMORY, OF_SDE, Config
 from driftproof.config.resuming import check_is_of
 from driftproof.config.world import EnvSection
 
@@ -324,7 +324,7 @@ def _policy_kwargs(config: Config) -> dict[str, Any]:
     kwargs: dict[str, Any] = {"core": policy.core, "activation_fn": getattr(nn, _ACTIVATIONS[policy.activation_fn])}
     kwargs["net_arch"] = policy.net_arch.model_dump() if isinstance(policy.net_arch, Widths) else policy.net_arch
     names = ("ortho_init", "features_extractor_kwargs", "share_features_extractor", "normalize_images")
-    for name in (*names, "log_std_init", "squash_output", *(OF_MEMORY if policy.has_memory else ())):
+    for name in (*names, "log_std_init", *OF_SDE, "squash_output", *(OF_MEMORY if policy.has_memory else ())):
         kwargs[name] = getattr(policy, name)
     extractor = policy.features_extractor_class
     if extractor in _EXTRACTORS:

@@ -29,6 +29,7 @@ _OF_HEAD = {"num_quantiles": "quantile", "huber_kappa": "quantile"} | dict.fromk
     ("num_atoms", "v_min", "v_max"), "categorical"
 )
 OF_MEMORY = ("lstm_hidden_size", "n_lstm_layers", "shared_recurrence", "enable_critic_lstm")
+OF_SDE = ("full_std", "use_expln")
 
 
 class SettingError(ValueError):
@@ -73,6 +74,12 @@ class Config(Section):
                 _check_default(self.policy, f"policy.{name}", with_memory)
             if self.ppo.sequence_length != 1:
                 _check_default(self.ppo, "ppo.sequence_length", with_memory)
+        if not self.ppo.use_sde:
+            for section, path in (
+                (self.ppo, "ppo.sde_sample_freq"),
+                *((self.policy, f"policy.{name}") for name in OF_SDE),
+            ):
+                _check_default(section, path, "for ppo.use_sde: true")
         if not self.env.normalize_observations:
             _check_default(self.env, "env.clip_observations", "for env.normalize_observations: true")
         if not self.env.drift:

@@ -62,7 +62,7 @@ class StepGraph(nn.Module):
         parts = {key: normalise(part) for key, normalise, part in zip(self.keys, self._normalisers, seen, strict=True)}
         observation: Observation = parts[""] if self.keys == [""] else parts
         split = self.policy.actor_core.parts
-        parameters, memory, after = self._step(observation, PolicyState(state[:split], state[split:]))
+        parameters, memory, after, _ = self._step(observation, PolicyState(state[:split], state[split:]))
         distribution = self.policy.distribution
         action = distribution.to_env(distribution.mode(parameters))
         predictions = zip(self.policy.heads, self.policy.predict_returns(memory), strict=True)

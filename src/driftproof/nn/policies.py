@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from driftproof._arguments import check_count, check_flag, check_number, check_option
 from driftproof.nn.cores import Core, CoreName, NoCore, State, make_core, mask_state, paired_stepper
 from driftproof.nn.distributions import Gaussian, distribution_for
+from driftproof.nn.exploration import StateDependentExploration
 from driftproof.nn.heads import CategoricalHead, QuantileHead, ValueHead
 from driftproof.nn.networks import Critic, dense_network, layer_widths, output_width
 from driftproof.nn.segments import Segments
@@ -53,7 +54,25 @@ class Evaluation(NamedTuple):
     predictions: tuple[Tensor, ...]
 
 
-RolloutStep: TypeAlias = Callable[[Observation, PolicyState], tuple[Tensor, Tensor, PolicyState]]
+class Step(NamedTuple):
+    """One step of acting.
+
+    Attributes:
+        parameters: Of the actions' distribution ``[B, size]``.
+        memory: What :meth:`DistributionalPolicy.predict_returns` wants.
+        state: After the step.
+        latent: The actor's last features ``[B, features]``, which state-dependent noise is made of.
+    """
+
+    parameters: Tensor
+    memory: Tensor
+    state: PolicyState
+    latent: Tensor
+
+
+RolloutStep: TypeAlias = Callable[[Observation, PolicyState], Step]
+RolloutNoise: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
+"""Noise at a step of a rollout, from its number, the distribution's parameters and the actor's last features."""
 
 
 class DistributionalPolicy(BasePolicy):
@@ -76,7 +95,12 @@ class DistributionalPolicy(BasePolicy):
         features_extractor_kwargs: Its arguments, but for the observation space.
         share_features_extractor: One extractor for actor and critics.
         normalize_images: Divide images by 255.
-        log_std_init: Initial log standard deviation of Box actions.
+        use_sde: Exploration of Box actions by noise that is a function of the state; see
+            :mod:`driftproof.nn.exploration`. The agent passes it on.
+        log_std_init: Initial log standard deviation of Box actions; with ``use_sde``, of the exploration matrix, of
+            which actions have about ``√features`` as much: -3 to 0.
+        full_std: With ``use_sde``: a standard deviation for every element of the matrix, not one for every feature.
+        use_expln: With ``use_sde``: standard deviations that grow more slowly above 1.
         squash_output: Box actions by a tanh inside their bounds, instead of clipped to them.
         value_head: ``"quantile"`` or ``"categorical"``.
         num_quantiles: Of a quantile head.
@@ -110,7 +134,10 @@ class DistributionalPolicy(BasePolicy):
         features_extractor_kwargs: dict[str, Any] | None = None,
         share_features_extractor: bool = True,
         normalize_images: bool = True,
+        use_sde: bool = False,
         log_std_init: float = 0.0,
+        full_std: bool = True,
+        use_expln: bool = False,
         squash_output: bool = False,
         value_head: HeadName = "quantile",
         num_quantiles: int = 32,
@@ -140,6 +167,9 @@ class DistributionalPolicy(BasePolicy):
             "ortho_init": ortho_init,
             "share_features_extractor": share_features_extractor,
             "normalize_images": normalize_images,
+            "use_sde": use_sde,
+            "full_std": full_std,
+            "use_expln": use_expln,
             "squash_output": squash_output,
             "twin_critics": twin_critics,
         }
@@ -158,8 +188,16 @@ class DistributionalPolicy(BasePolicy):
         memory = self.actor_core.units
         actor_arch, critic_arch = layer_widths(net_arch, self.features_extractor)
         self.actor_network = dense_network(memory, actor_arch, activation_fn)
-        self.action_head = nn.Linear(output_width(self.actor_network, memory), self._outputs())
-        if isinstance(self.distribution, Gaussian):
+        latent = output_width(self.actor_network, memory)
+        self.action_head = nn.Linear(latent, self._outputs())
+        self.use_sde = use_sde
+        self.exploration: StateDependentExploration | None = None
+        if use_sde:
+            if not isinstance(self.distribution, Gaussian):
+                raise ValueError(f"use_sde=True is noise for continuous actions: it needs a Box, not {action_space}")
+            self.exploration = StateDependentExploration(latent, self.distribution.dim, full_std, use_expln)
+            self.log_std = nn.Parameter(self.exploration.initial_log_std(log_std_init))
+        elif isinstance(self.distribution, Gaussian):
             self.log_std = nn.Parameter(torch.full((self._outputs(),), float(log_std_init)))
 
         # Critics come last, so that the parameters of a single one are the first of two.
@@ -251,17 +289,17 @@ class DistributionalPolicy(BasePolicy):
     def stepper(self) -> RolloutStep:
         """One step of acting, without gradients, for weights that do not change while it is used.
 
-        Takes observations ``[B, ...]`` and the state before them; returns the parameters of the actions'
-        distribution, the memory that :meth:`predict_returns` wants, and the state after.
+        Takes observations ``[B, ...]`` and the state before them.
         """
         run_cores = self._core_stepper()
-        layers = [layer.forward for layer in (*self.actor_network, self.action_head)]  # Hooks are for training.
+        layers = [layer.forward for layer in self.actor_network]  # Hooks are for training.
+        action_head = self.action_head.forward
 
-        def step(observation: Observation, state: PolicyState) -> tuple[Tensor, Tensor, PolicyState]:
-            outputs, critic_memory, state = run_cores(*self._features(observation), state)
+        def step(observation: Observation, state: PolicyState) -> Step:
+            latent, critic_memory, state = run_cores(*self._features(observation), state)
             for layer in layers:
-                outputs = layer(outputs)
-            return self._with_spread(outputs), critic_memory, state
+                latent = layer(latent)
+            return Step(self._with_spread(action_head(latent), latent), critic_memory, state, latent)
 
         return step
 
@@ -319,7 +357,7 @@ class DistributionalPolicy(BasePolicy):
         critic_memory = memory
         if self.critic_core is not None:
             critic_memory = _run(self.critic_core, critic_features, state.critic, segments, keep)
-        return Evaluation(self._action_parameters(memory), self.predict_returns(critic_memory))
+        return Evaluation(self._actor_outputs(memory)[0], self.predict_returns(critic_memory))
 
     def evaluate_actor(
         self,
@@ -330,7 +368,7 @@ class DistributionalPolicy(BasePolicy):
     ) -> Tensor:
         """The parameters that :meth:`evaluate` returns, without asking the critics."""
         features = self._sequence_features(observation, self.features_extractor)
-        return self._action_parameters(_run(self.actor_core, features, state.actor, segments, keep))
+        return self._actor_outputs(_run(self.actor_core, features, state.actor, segments, keep))[0]
 
     def evaluate_critics(
         self,
@@ -359,24 +397,71 @@ class DistributionalPolicy(BasePolicy):
             return features, features
         return features, self.extract_features(observation, self.critic_features_extractor)
 
-    def _action_parameters(self, memory: Tensor) -> Tensor:
-        return self._with_spread(self.action_head(self.actor_network(memory)))
+    def _actor_outputs(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Parameters of the actions' distribution, and the actor's last features, from what its core remembers."""
+        latent = self.actor_network(memory)
+        return self._with_spread(self.action_head(latent), latent), latent
 
-    def _with_spread(self, outputs: Tensor) -> Tensor:
-        if isinstance(self.distribution, Gaussian):
-            return torch.cat((outputs, self.log_std.expand_as(outputs)), -1)
-        return outputs
+    def _with_spread(self, outputs: Tensor, latent: Tensor) -> Tensor:
+        """The distribution's parameters: a Gaussian's means and logarithms of standard deviations."""
+        if not isinstance(self.distribution, Gaussian):
+            return outputs
+        log_std = self.log_std if self.exploration is None else self.exploration.log_std(latent, self.log_std)
+        return torch.cat((outputs, log_std.expand_as(outputs)), -1)
+
+    def reset_noise(self, n_envs: int = 1) -> None:
+        """Draw the exploration matrices of gSDE anew.
+
+        Args:
+            n_envs: One for each of so many environments.
+        """
+        if self.exploration is None:
+            raise ValueError("reset_noise() is for policies with use_sde=True; others draw noise at every step")
+        check_count("n_envs", n_envs, at_least=1)
+        self.exploration.draw(n_envs)
+
+    def rollout_noise(self, steps: int, envs: int, sde_sample_freq: int = -1) -> RolloutNoise:
+        """Noise for ``distribution.sample`` at every step of a rollout.
+
+        Args:
+            steps: Of the rollout.
+            envs: In parallel.
+            sde_sample_freq: Steps between draws of the exploration matrices of gSDE; -1: one for the rollout.
+        """
+        exploration = self.exploration
+        if exploration is None:
+            noise = self.distribution.noise(steps, envs, device=self.device)
+            return lambda step, parameters, latent: noise[step]
+
+        def correlated(step: int, parameters: Tensor, latent: Tensor) -> Tensor:
+            if step == 0 or (sde_sample_freq > 0 and step % sde_sample_freq == 0):
+                exploration.draw(envs)
+            return self._noise(parameters, latent)
+
+        return correlated
+
+    def _noise(self, parameters: Tensor, latent: Tensor) -> Tensor:
+        """Noise for one step: from the exploration matrices in force, or drawn for it."""
+        if self.exploration is None:
+            return self.distribution.noise(len(parameters), device=parameters.device)
+        return self.exploration.noise(latent, self.log_std, parameters[..., self.exploration.dim :])
 
     def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
         """Actions for the first step of episodes; :meth:`predict` carries a state."""
-        parameters, _, _ = self.stepper()(observation, self.initial_state(_batch(observation)))
-        return self._choose(parameters, deterministic)
+        step = self.stepper()(observation, self.initial_state(_batch(observation)))
+        return self.choose(step.parameters, step.latent, deterministic)
 
-    def _choose(self, parameters: Tensor, deterministic: bool) -> Tensor:
+    def choose(self, parameters: Tensor, latent: Tensor, deterministic: bool) -> Tensor:
+        """Actions for the environments: the most probable ones, or random ones.
+
+        Args:
+            parameters: Of the actions' distribution ``[B, size]``.
+            latent: The actor's last features ``[B, features]``.
+            deterministic: The most probable ones.
+        """
         if deterministic:
             return self.distribution.to_env(self.distribution.mode(parameters))
-        noise = self.distribution.noise(len(parameters), device=parameters.device)
-        return self.distribution.to_env(self.distribution.sample(parameters, noise))
+        return self.distribution.to_env(self.distribution.sample(parameters, self._noise(parameters, latent)))
 
     @torch.no_grad()
     def predict(
@@ -409,7 +494,7 @@ class DistributionalPolicy(BasePolicy):
         before = self._given_state(self.actor_core, state, batch, episode_start)
         features, _ = self._features(tensors)
         memory, after = self.actor_core.step(features, before)
-        actions = self._choose(self._action_parameters(memory), deterministic).cpu().numpy()
+        actions = self.choose(*self._actor_outputs(memory), deterministic).cpu().numpy()
         if not vectorised:
             actions = actions[0]
         return actions, tuple(part.cpu().numpy() for part in after) or None

@@ -49,6 +49,7 @@ from driftproof.ppo.settings import (
     chunk_length,
     collect_hyperparams,
     kl_penalty_settings,
+    policy_arguments,
     resolve_learning_rate,
     without_reward_scaling,
 )
@@ -108,6 +109,10 @@ class DistributionalPPO(Persistent):
         ent_coef: Weight of the entropy. Larger explores more; typically 0 to 0.01.
         vf_coef: Weight of the critics' loss.
         max_grad_norm: Gradients are clipped to this norm.
+        use_sde: Generalised state-dependent exploration (gSDE) of Box actions: noise that changes as smoothly as the
+            state; see :mod:`driftproof.nn.exploration`. With ``policy_kwargs={"log_std_init": -2}`` or so.
+        sde_sample_freq: Steps after which its exploration matrices are drawn anew, typically 4 to 64; -1: only when a
+            rollout begins. Fewer steps explore more, and less smoothly.
         target_kl: KL divergence that an update aims at, 0.005 to 0.05; ``None``: as far as clipping lets it.
         sequence_length: Steps through which gradients flow back in time; states carry on over its ends. Divides
             ``n_steps``. ``None``: the largest divisor up to 32. Longer learns longer memories, and is slower. 1 without
@@ -162,7 +167,7 @@ class DistributionalPPO(Persistent):
     _CHANGED_ON_LOAD: ClassVar[frozenset[str]] = frozenset(
         (
             *("n_steps", "batch_size", "sequence_length", "normalize_advantage", "skip_limit", "stats_window_size"),
-            *("tensorboard_log", "verbose", "seed", "policy_kwargs"),
+            *("tensorboard_log", "verbose", "seed", "policy_kwargs", "sde_sample_freq"),
         )
     )
 
@@ -194,6 +199,8 @@ class DistributionalPPO(Persistent):
         ent_coef: float = 0.0,
         vf_coef: float = 0.5,
         max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
         target_kl: float | None = None,
         *,
         sequence_length: int | None = None,
@@ -245,6 +252,8 @@ class DistributionalPPO(Persistent):
             device=device,
             support_multi_env=True,
             seed=seed,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
         )
         self.n_steps = n_steps
         self.batch_size = batch_size
@@ -299,7 +308,8 @@ class DistributionalPPO(Persistent):
         check_device(self)
         self.set_random_seed(self.seed)
         check_policy(self.policy_class, self.policy_kwargs)
-        self.policy = self.policy_class(self.observation_space, self.action_space, **self.policy_kwargs)
+        arguments = policy_arguments(self.policy_kwargs, self.use_sde)
+        self.policy = self.policy_class(self.observation_space, self.action_space, **arguments)
         self.policy.to(self.device)
         check_heads(self)
         self.policy.optimizer = make_optimizer(

@@ -33,7 +33,7 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
     policy.set_training_mode(False)
     # Weights must not change until the rollout ends.
     step_policy = policy.stepper()
-    noise = distribution.noise(rollout.steps, rollout.envs, device=rollout.device)
+    noise = policy.rollout_noise(rollout.steps, rollout.envs, agent.sde_sample_freq)
     ends: list[tuple[int, npt.NDArray[np.int64], Tensor]] = []
     memories: list[Tensor] = []
     for bootstrap in rollout.bootstraps:
@@ -49,9 +49,9 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
         with torch.inference_mode():
             state = forget(agent.state, starts)
             rollout.store_state(step, state)
-            parameters, memory, state = step_policy(_at(rollout.observations, step), state)
+            parameters, memory, state, latent = step_policy(_at(rollout.observations, step), state)
             memories.append(memory)
-            action = distribution.sample(parameters, noise[step])
+            action = distribution.sample(parameters, noise(step, parameters, latent))
             rollout.parameters[step] = parameters
             rollout.actions[step] = action
             actions = distribution.to_env(action).cpu().numpy()
@@ -161,7 +161,7 @@ def _remember_end(
     with torch.inference_mode():
         tensors, _ = agent.policy.obs_to_tensor(stacked)
         rows = torch.from_numpy(envs).to(agent.device)
-        _, memory, _ = step_policy(tensors, agent.state.rows(rows))
+        memory = step_policy(tensors, agent.state.rows(rows)).memory
     return step, envs, memory
 
 
@@ -194,7 +194,7 @@ def _predict_ends(
             for room, prediction in zip(rollout.bootstraps, agent.policy.predict_returns(memory), strict=True):
                 room[step, torch.from_numpy(envs).to(rollout.device)] = prediction
         tensors, _ = agent.policy.obs_to_tensor(agent._last_obs)
-        _, memory, _ = step_policy(tensors, forget(agent.state, agent._last_episode_starts))
+        memory = step_policy(tensors, forget(agent.state, agent._last_episode_starts)).memory
         for room, prediction in zip(rollout.last_predictions, agent.policy.predict_returns(memory), strict=True):
             room.copy_(prediction)
 

@@ -23,7 +23,7 @@ from driftproof.ppo.generators import unchanged_generators
 from driftproof.ppo.hyperparams import Hyperparameters
 from driftproof.ppo.normalizer import Normalizer, unchanged_on_error
 from driftproof.ppo.progress import Edge
-from driftproof.ppo.settings import Setting, without_unused_settings
+from driftproof.ppo.settings import Setting, policy_arguments, without_unused_settings
 from driftproof.state import CheckpointError, Stateful, copy_tree, read, select, without, write
 
 Self = TypeVar("Self", bound="Persistent")
@@ -371,7 +371,8 @@ def _check_networks(
 
     Those of somebody's own classes are built as they are: whoever passes classes trusts the file.
     """
-    kind, kwargs = NAMED_POLICIES.get(settings["policy"], settings["policy"]), dict(settings["policy_kwargs"] or {})
+    kind = NAMED_POLICIES.get(settings["policy"], settings["policy"])
+    kwargs = policy_arguments(settings["policy_kwargs"] or {}, settings.get("use_sde", False))
     own = [kind, *(value for value in kwargs.values() if callable(value))]
     if not all(manifest.is_known(each) for each in own):
         return

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
+from driftproof.nn.exploration import StateDependentExploration
 from driftproof.nn.policies import PolicyState
 from driftproof.ppo.environments import (
     can_continue,
@@ -110,6 +112,9 @@ class Edge:
             "lasting": None,
             "running": None,
         }
+        if agent.policy.exploration is not None:
+            # The next rollout draws its own, but until then actions that are predicted depend on them.
+            state["exploration"] = agent.policy.exploration.matrices
         if agent.env is None:
             return state
         state["lasting"] = self._before_reset if self.reset_seed is not None else lasting_states(agent.env)
@@ -133,7 +138,10 @@ class Edge:
             "running": optional(self._check_running),
         }
         # Older files know nothing of what lasts.
-        check("rollout", state_dict, table(rules, {"lasting": optional(items(_lasting))}))
+        others: dict[str, Rule] = {"lasting": optional(items(_lasting))}
+        if self._agent.policy.exploration is not None:
+            others["exploration"] = _matrices(self._agent.policy.exploration)
+        check("rollout", state_dict, table(rules, others))
         check_generators_within(state_dict, ("rollout",))
 
     def _check_running(self, running: Any, path: tuple[Any, ...]) -> None:
@@ -168,6 +176,7 @@ class Edge:
         names = ("ep_info_buffer", "ep_success_buffer", "_last_obs", "_last_episode_starts", "_forget", "_in_rollout")
         before = {name: getattr(agent, name) for name in (*names, "state") if hasattr(agent, name)}
         own = self.reset_seed, self._before_reset
+        matrices = None if agent.policy.exploration is None else agent.policy.exploration.matrices
         lasting = places = generators = None
         # Environments that no episode has begun in yet are nowhere.
         if env is not None and agent._last_obs is not None:
@@ -179,6 +188,8 @@ class Edge:
             for name, value in before.items():
                 setattr(agent, name, value)
             self.reset_seed, self._before_reset = own
+            if agent.policy.exploration is not None and matrices is not None:
+                agent.policy.exploration.put_in_force(matrices)
             if env is not None and lasting is not None:
                 restore_lasting(env, lasting)
             if env is not None and places is not None:
@@ -193,6 +204,8 @@ class Edge:
         agent = self._agent
         self.check_state_dict(state_dict)
         lasting = state_dict.get("lasting")
+        if agent.policy.exploration is not None and "exploration" in state_dict:
+            agent.policy.exploration.put_in_force(state_dict["exploration"])
         agent.ep_info_buffer = deque(_infos(state_dict["episodes"]), maxlen=agent._stats_window_size)
         agent.ep_success_buffer = deque(state_dict["successes"], maxlen=agent._stats_window_size)
         agent._last_obs, agent._in_rollout, self.reset_seed = None, False, None
@@ -281,6 +294,18 @@ def _check_columns(value: Any, path: tuple[Any, ...]) -> None:
 def _lasting(value: Any, path: tuple[Any, ...]) -> None:
     if not isinstance(value, dict) or "specification" not in value:
         raise CheckpointError("what lasts of the rollout's environments has no specification")
+
+
+def _matrices(exploration: StateDependentExploration) -> Rule:
+    """Exploration matrices ``[envs, features, dim]``."""
+    inner = numbers((None, exploration.features, exploration.dim), [torch.float32], tensors_only=True)
+
+    def rule(value: Any, path: tuple[Any, ...]) -> None:
+        inner(value, path)
+        if not 1 <= len(value) <= _MOST_ENVIRONMENTS:
+            raise CheckpointError(f"the rollout has exploration matrices for {len(value)} environments")
+
+    return rule
 
 
 def _memory(example: tuple[Any, ...], envs: int) -> Rule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
@@ -71,7 +72,7 @@ _COUNTS = (
     "skip_limit",
     "stats_window_size",
 )
-_FLAGS = ("normalize_advantage", "variance_gradient_scaling", "cuda_graph", "mixed_precision")
+_FLAGS = ("normalize_advantage", "use_sde", "variance_gradient_scaling", "cuda_graph", "mixed_precision")
 _OPTIONAL = ("clip_range_vf", "target_kl", "cvar_alpha")
 SCHEDULED = ("learning_rate", "clip_range", "clip_range_vf")
 
@@ -242,7 +243,19 @@ def _check_combinations(agent: DistributionalPPO) -> None:
         raise ValueError("vgs_kwargs has enabled=False, and then nothing else in it has an effect")
     if agent.adversarial is not None and agent.cuda_graph:
         raise ValueError("cuda_graph=True does not capture attacks: leave out cuda_graph, or adversarial")
+    _check_exploration(agent)
     check_device(agent)
+
+
+def _check_exploration(agent: DistributionalPPO) -> None:
+    """Warn of settings of gSDE without it: Stable-Baselines3 takes them."""
+    check_count("sde_sample_freq", agent.sde_sample_freq, at_least=-1)
+    if agent.use_sde:
+        return
+    given = {"sde_sample_freq": agent.sde_sample_freq, **agent.policy_kwargs}
+    for name, default in {"sde_sample_freq": -1, "full_std": True, "use_expln": False}.items():
+        if given.get(name, default) != default:
+            warnings.warn(f"{name}={given[name]!r} has no effect without use_sde=True", stacklevel=5)
 
 
 def _check_stop(agent: DistributionalPPO) -> None:
@@ -307,6 +320,8 @@ def check_policy(policy: Any, kwargs: Mapping[str, Any]) -> None:
     """Refuse classes that are no policies, and unknown arguments."""
     if not isinstance(policy, type) or not issubclass(policy, DistributionalPolicy):
         raise TypeError(f"policy must be a name or a subclass of DistributionalPolicy, not {policy!r}")
+    if "use_sde" in kwargs:
+        raise TypeError("policy_kwargs has 'use_sde', which is an argument of the agent: give it there")
     check_keywords("policy_kwargs", kwargs, [policy, DistributionalPolicy], taken=("observation_space", "action_space"))
     head = kwargs.get("value_head", "quantile")
     for name, needed in _HEAD_ARGUMENTS.items():
@@ -317,6 +332,12 @@ def check_policy(policy: Any, kwargs: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"policy_kwargs has {name!r}, which is for policies with memory; {policy.__name__} has none"
             )
+
+
+def policy_arguments(policy_kwargs: Mapping[str, Any], use_sde: bool) -> dict[str, Any]:
+    """What a policy is made with, besides its spaces: ``policy_kwargs``, and what the agent knows of exploration."""
+    # Policies of one's own need not know of gSDE.
+    return {**policy_kwargs, "use_sde": True} if use_sde else dict(policy_kwargs)
 
 
 def check_heads(agent: DistributionalPPO) -> None:

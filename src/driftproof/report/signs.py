@@ -88,7 +88,11 @@ POLICY = (
         is_flag=True,
     ),
     Sign("train/entropy_loss", "Entropy", "Of the policy's actions. Near 0, it hardly explores any more.", sign=-1),
-    Sign("train/std", "Standard deviation of actions", "Of a continuous policy, before clipping or squashing."),
+    Sign(
+        "train/std",
+        "Standard deviation of actions",
+        "Of a continuous policy, before clipping or squashing; with gSDE, of its exploration matrix.",
+    ),
     Sign("train/clip_fraction", "Clipped share", "Of samples whose probability ratio left the clip range."),
 )
 OPTIMIZER = (

@@ -1,0 +1,105 @@
+"""Generalised state-dependent exploration (gSDE): noise of Box actions that is a function of the state.
+
+Raffin, Kober & Stulp, "Smooth Exploration for Robotic Reinforcement Learning", CoRL 2021 (arXiv 2005.05719).
+
+Noise that is drawn at every step shakes a robot. Here an action deviates from its mean by ``latent @ weights``, where
+``latent`` are the actor's last features and the weights, a random *exploration matrix*, stay the same for many steps:
+similar states get similar deviations. Over all matrices, the action at a state is Gaussian with the variance
+``latent² @ std²``. To the rest of the library that is a Gaussian like any other, with a standard deviation that
+differs from state to state and with standardised noise that is correlated over time.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+_EPSILON = 1e-6
+"""Least variance of an action, which a state without features would not have."""
+
+
+class StateDependentExploration(nn.Module):
+    """Standard deviations and noise of actions from the actor's features.
+
+    The logarithms of the matrix's standard deviations, which are learned, belong to the policy and are passed in.
+
+    Args:
+        features: Width of the actor's last features.
+        dim: Numbers that make an action.
+        full_std: A standard deviation for every element of the matrix, instead of one for every feature.
+        use_expln: Let standard deviations above 1 grow with the logarithm of the parameter instead of exponentially.
+    """
+
+    matrices: Tensor
+    """Exploration matrices in force ``[N, features, dim]``, one for each environment, in standard deviations.
+
+    Saved with the edge of the rollout, not with the weights: their number is that of the environments.
+    """
+
+    def __init__(self, features: int, dim: int, full_std: bool = True, use_expln: bool = False) -> None:
+        super().__init__()
+        self.features, self.dim, self.full_std, self.use_expln = features, dim, full_std, use_expln
+        self.register_buffer("matrices", torch.randn(1, features, dim), persistent=False)
+
+    def initial_log_std(self, value: float) -> Tensor:
+        """Where the parameter begins, ``[features, dim]`` or ``[features, 1]``."""
+        return torch.full((self.features, self.dim if self.full_std else 1), float(value))
+
+    def draw(self, envs: int) -> None:
+        """Draw new exploration matrices, one for each environment."""
+        # They outlast the inference mode that a rollout is collected in.
+        with torch.inference_mode(False):
+            self.matrices = torch.randn(envs, self.features, self.dim, device=self.matrices.device)
+
+    def put_in_force(self, matrices: Tensor) -> None:
+        """Use these exploration matrices from now on, whatever number of environments they are for.
+
+        Raises:
+            ValueError: They have another shape than ``[N, features, dim]``, or are not finite; nothing has changed.
+        """
+        expected = (self.features, self.dim)
+        if not isinstance(matrices, Tensor) or matrices.dim() != 3 or matrices.shape[1:] != expected:
+            shape = tuple(matrices.shape) if isinstance(matrices, Tensor) else matrices
+            raise ValueError(f"exploration matrices must have the shape [N, {expected[0]}, {expected[1]}], not {shape}")
+        if not len(matrices) or not matrices.isfinite().all():
+            raise ValueError("exploration matrices must be finite, and at least one")
+        self.matrices = matrices.to(self.matrices)
+
+    def std(self, log_std: Tensor) -> Tensor:
+        """Standard deviations of the matrix's elements, ``[features, dim]`` or ``[features, 1]``."""
+        if not self.use_expln:
+            return log_std.exp()
+        # What is not chosen must stay finite too, or its gradient is not a number.
+        above = log_std.clamp_min(0)
+        return torch.where(log_std > 0, above.log1p() + 1, log_std.clamp_max(0).exp())
+
+    def log_std(self, latent: Tensor, log_std: Tensor) -> Tensor:
+        """Logarithms of the actions' standard deviations, ``[..., dim]`` or ``[..., 1]``.
+
+        They teach the parameter, but not the features: these would learn to be small where noise does harm.
+
+        Args:
+            latent: The actor's last features ``[..., features]``.
+            log_std: The parameter.
+        """
+        # Autocast would round the sum to bfloat16.
+        with torch.autocast(latent.device.type, enabled=False):
+            variance = latent.detach().to(log_std.dtype).square() @ self.std(log_std).square()
+        return (variance + _EPSILON).log() / 2
+
+    def noise(self, latent: Tensor, log_std: Tensor, action_log_std: Tensor) -> Tensor:
+        """Standardised noise ``[B, dim]``: how far, in their standard deviations, actions are from their means.
+
+        Each row has the matrix of its environment; another number of rows than environments, that of the first.
+
+        Args:
+            latent: The actor's last features ``[B, features]``.
+            log_std: The parameter.
+            action_log_std: What :meth:`log_std` says of these features.
+        """
+        std = self.std(log_std)
+        if len(latent) == len(self.matrices):
+            deviation = (latent.unsqueeze(1) @ (self.matrices * std)).squeeze(1)
+        else:
+            deviation = latent @ (self.matrices[0] * std)
+        return deviation * (-action_log_std).exp()
