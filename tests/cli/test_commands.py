@@ -401,5 +401,5 @@ def test_a_run_that_can_no_longer_be_written_is_left_as_it_is(trained):
     (folder / "metrics.jsonl").chmod(0o644)
     assert code == 1, errors
     (line,) = errors.splitlines()
-    assert line.startswith(f"driftproof: {folder}/config.yaml: Permission denied")
+    assert line.startswith(f"driftproof: {folder}/owner.json: Permission denied")
     folder.chmod(0o755)

@@ -37,7 +37,7 @@ vgs_warmup_steps: 1
 
 def error_of(text, is_population=False):
     with pytest.raises(ConfigError) as error:
-        check(loads(text), is_population)
+        check(loads(text, trusted=["tests", "nowhere", "faulty"]), is_population)
     (problem,) = error.value.problems
     return problem
 
@@ -89,7 +89,8 @@ def test_every_setting_reaches_the_agent():
         vgs: {beta: 0.9, apply_to: update}
         adversarial: {enabled: true, robust_kl_coef: 0.5, perturbation: {epsilon: 0.2}}
         run: {seed: 4, device: cpu, stats_window_size: 7}
-        """
+        """,
+        trusted=["tests.config.worlds"],
     )
     agent = build_agent(config, member=3)
     settings = agent.settings()
@@ -120,8 +121,9 @@ def test_every_setting_reaches_the_agent():
 
 
 def test_what_is_switched_off_is_off():
-    small = SMALL.replace("vgs_warmup_steps: 1\n", "")
-    agent = build_agent(loads(small + "vgs: false\noptimizer: {name: 'tests.config.worlds:Optimizer'}\n"))
+    text = SMALL.replace("vgs_warmup_steps: 1\n", "")
+    text += "vgs: false\noptimizer: {name: 'tests.config.worlds:Optimizer'}\n"
+    agent = build_agent(loads(text, trusted=["tests"]))
     assert agent.vgs is None
     assert agent.adversary is None
     assert type(agent.policy.optimizer) is Optimizer
@@ -182,7 +184,8 @@ def test_members_differ_by_their_seeds_alone():
 
 
 def test_own_environments_are_named_by_their_module():
-    config = loads("env: {id: 'tests.config.worlds:Strange-v0', kwargs: {force: 3}, evaluation_kwargs: {force: 5}}")
+    text = "env: {id: 'tests.config.worlds:Strange-v0', kwargs: {force: 3}, evaluation_kwargs: {force: 5}}"
+    config = loads(text, trusted=["tests.config"])
     forces = [build_env(config, 0, is_evaluation=flag).get_attr("force_mag") for flag in (False, True)]
     assert forces == [[3], [5]]
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from driftproof._files import shortened
 from driftproof.cli import runs
 from driftproof.cli.errors import CommandError
+from driftproof.cli.options import trust_in
 
 if TYPE_CHECKING:
+    from driftproof._trust import Trust
     from driftproof.config import Config
     from driftproof.ppo import DistributionalPPO
 
@@ -23,27 +25,34 @@ class Found:
         checkpoint: Its file.
         folder: Of the run that it is from, if it is known.
         is_run: Whether the run was asked for, rather than one of its files.
+        trust: Modules whose code its files may name.
     """
 
     checkpoint: Path
     folder: Path | None
     is_run: bool
+    trust: Trust
 
     def config(self, overrides: list[str] | None = None) -> Config:
         """The configuration of its run, or the one that there would be without one, with some changes."""
         from driftproof.config import load
 
-        return load(None if self.folder is None else self.folder / runs.CONFIG, overrides or ())
+        return load(None if self.folder is None else self.folder / runs.CONFIG, overrides or (), self.trust)
 
     def load(self, device: str = "cpu") -> DistributionalPPO:
         """The agent itself, to be asked. Nothing in its file is run."""
-        from driftproof.config.build import foreign
+        from driftproof.config.names import foreign
         from driftproof.ppo import DistributionalPPO
 
-        return DistributionalPPO.load(self.checkpoint, device=device, custom_objects=foreign(self.config()), verbose=0)
+        classes = foreign(self.config())
+        return DistributionalPPO.load(
+            self.checkpoint, device=device, custom_objects=classes, trusted=self.trust, verbose=0
+        )
 
 
-def find(run: str, runs_dir: Path, member: int | None = None, best: bool = False) -> Found:
+def find(
+    run: str, runs_dir: Path, member: int | None = None, best: bool = False, trusted: list[str] | None = None
+) -> Found:
     """The agent of a run, by its folder or name, or of a checkpoint.
 
     Args:
@@ -51,18 +60,19 @@ def find(run: str, runs_dir: Path, member: int | None = None, best: bool = False
         runs_dir: Where folders of runs are.
         member: Of a population; ``None``: the best.
         best: The best checkpoint instead of the last.
+        trusted: Modules whose code its files may name.
 
     Raises:
         CommandError: There is none.
     """
-    path = Path(run)
+    path, trust = Path(run), trust_in(trusted)
     if not path.is_file():
         folder = runs.find(run, runs_dir)
-        return Found(_checkpoint_of(folder, member, best), folder, is_run=True)
+        return Found(_checkpoint_of(folder, member, best), folder, is_run=True, trust=trust)
     if member is not None or best:
         raise CommandError("--member and --best choose a checkpoint of a run, and one is given")
     owner = next((parent for parent in path.resolve().parents if (parent / runs.CONFIG).is_file()), None)
-    return Found(path, owner, is_run=False)
+    return Found(path, owner, is_run=False, trust=trust)
 
 
 def _checkpoint_of(folder: Path, member: int | None, best: bool) -> Path:

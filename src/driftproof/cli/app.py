@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
 import threading
@@ -60,8 +59,6 @@ def main() -> None:
     # What writers in other threads log, and what ends them, is raised in this one too.
     logging.getLogger("driftproof").addHandler(logging.NullHandler())
     threading.excepthook = _show_thread_error
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # Where users' own environments are.
     try:
         app()
     except Stopped as stop:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from driftproof.cli.errors import CommandError, say
-from driftproof.cli.options import ConfigFile, EnvId, Overrides, changes
+from driftproof.cli.options import ConfigFile, EnvId, Overrides, Trusted, changes, trust_in
 
 if TYPE_CHECKING:
     from driftproof.config import Config
@@ -25,6 +25,7 @@ def config(
         bool,
         typer.Option("--migrate", help="Print today's form of a CONFIG of the earlier system (model:, training:)."),
     ] = False,
+    trust: Trusted = None,
 ) -> None:
     """Print all settings, or check a CONFIG. To check it, the agent and its environment are built."""
     from driftproof.config import commented_yaml, json_schema, load
@@ -37,7 +38,7 @@ def config(
     if schema:
         typer.echo(json.dumps(json_schema(), indent=2))
         return
-    settings = load(config, changes(env, overrides))
+    settings = load(config, changes(env, overrides), trust_in(trust))
     if full or config is None:
         typer.echo(commented_yaml(settings), nl=False)
         return

@@ -14,7 +14,7 @@ import typer
 from driftproof._files import DAMAGES, described
 from driftproof.cli import agents, runs
 from driftproof.cli.errors import CommandError, Stopped, say
-from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, changes, use_threads
+from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, Trusted, changes, use_threads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,12 +48,13 @@ def evaluate(
     env: EnvId = None,
     overrides: Overrides = None,
     runs_dir: RunsDir = Path("runs"),
+    trust: Trusted = None,
 ) -> None:
     """Play episodes that training has not seen. With --attack, while what the agent sees is moved."""
     from driftproof.state import read
 
     _check_attacks(attack or [], epsilon or [])
-    found = agents.find(run, runs_dir, member, best)
+    found = agents.find(run, runs_dir, member, best, trust)
     if found.folder is None and env is None:
         raise CommandError(f"{run} is not in the folder of a run: give --env, where to play")
     changed = changes(env, overrides)

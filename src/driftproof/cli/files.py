@@ -10,7 +10,7 @@ import typer
 
 from driftproof.cli import agents
 from driftproof.cli.errors import USER_ERROR, CommandError, say
-from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, read_config
+from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, Trusted, read_config
 
 if TYPE_CHECKING:
     from driftproof.config import Config
@@ -43,6 +43,7 @@ def convert(
     ] = None,
     overrides: Overrides = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the target if it exists.")] = False,
+    trust: Trusted = None,
 ) -> None:
     """Make an agent of today's format from an older file. What has no place in it is listed; no code in it is run.
 
@@ -64,7 +65,7 @@ def convert(
             f"{source} holds an agent's states, not what it was trained in: give --env ID, and --config FILE if its "
             "networks had other settings than the defaults"
         )
-    agent, report = _converted(found, read_config(config, env, overrides))
+    agent, report = _converted(found, read_config(config, env, overrides, trust))
     try:
         agent.save(target)
     finally:

@@ -13,7 +13,7 @@ import typer
 
 from driftproof.cli import agents, runs
 from driftproof.cli.errors import CommandError, say
-from driftproof.cli.options import Agent, Best, Member, RunsDir
+from driftproof.cli.options import Agent, Best, Member, RunsDir, Trusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +38,7 @@ def infer(
     member: Member = None,
     best: Best = False,
     runs_dir: RunsDir = Path("runs"),
+    trust: Trusted = None,
 ) -> None:
     """Signals for prices: BUY, HOLD or SELL. With them a score, and the returns that the critics expect."""
     if stream != (data is None):
@@ -46,7 +47,7 @@ def infer(
         raise CommandError("--stream answers on standard output: leave out --output")
     if output is not None and output.suffix.lower() not in (".csv", ".parquet", ".pq"):
         raise CommandError(f"--output {output} must end in .csv or .parquet")
-    found = agents.find(run, runs_dir, member, best)
+    found = agents.find(run, runs_dir, member, best, trust)
     if (target := output) is None:
         target = Path("signals.csv") if found.folder is None else runs.own_file(found.folder, "signals.csv")
     options: dict[str, Any] = {"buy": buy, "sell": sell, "deadzone": deadzone, "cvar_alpha": cvar_alpha}

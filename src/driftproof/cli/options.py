@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -11,6 +12,7 @@ import typer
 from driftproof.cli.errors import CommandError
 
 if TYPE_CHECKING:
+    from driftproof._trust import Trust
     from driftproof.config import Config
 
 ConfigFile: TypeAlias = Annotated[
@@ -28,9 +30,15 @@ Resume: TypeAlias = Annotated[
 Agent: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="Folder or name of a run, or a checkpoint.")]
 Member: TypeAlias = Annotated[int | None, typer.Option("--member", min=0, help="Of a population. Default: the best.")]
 Best: TypeAlias = Annotated[bool, typer.Option("--best", help="The best checkpoint instead of the last.")]
+Trusted: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--trust", metavar="MODULE", help="Import code of this module where a file names it; repeatable."),
+]
 
 
-def read_config(config: Path | None, env: str | None, overrides: list[str] | None) -> Config:
+def read_config(
+    config: Path | None, env: str | None, overrides: list[str] | None, trusted: list[str] | None = None
+) -> Config:
     """The configuration that the options of a command say.
 
     Raises:
@@ -42,7 +50,21 @@ def read_config(config: Path | None, env: str | None, overrides: list[str] | Non
         raise CommandError("give a CONFIG file, or --env ID; `driftproof config` shows all settings")
     if config is not None and not config.exists():
         raise CommandError(f"{config}: there is no such file; an environment is given as --env ID")
-    return load(config, changes(env, overrides))
+    return load(config, changes(env, overrides), trust_in(trusted))
+
+
+def trust_in(modules: list[str] | None) -> Trust:
+    """What the user of this command trusts: modules, which may lie in the working directory.
+
+    Raises:
+        CommandError: Something is not the name of a module.
+    """
+    from driftproof._trust import Trust
+
+    try:
+        return Trust.of(modules or (), here=os.getcwd())
+    except ValueError as error:
+        raise CommandError(f"--trust: {error}") from error
 
 
 def changes(env: str | None, overrides: list[str] | None) -> list[str]:

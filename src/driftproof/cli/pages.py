@@ -9,7 +9,7 @@ import typer
 
 from driftproof.cli import agents, runs
 from driftproof.cli.errors import CommandError, say
-from driftproof.cli.options import Agent, Best, Member, RunsDir
+from driftproof.cli.options import Agent, Best, Member, RunsDir, Trusted
 
 
 def report(
@@ -40,11 +40,12 @@ def export(
     member: Member = None,
     best: Best = False,
     runs_dir: RunsDir = Path("runs"),
+    trust: Trusted = None,
 ) -> None:
     """Write an agent as an ONNX file. Memory is input and output, normalisation is included; the file is checked."""
     from driftproof.export import ExportError, export_onnx
 
-    found = agents.find(run, runs_dir, member, best)
+    found = agents.find(run, runs_dir, member, best, trust)
     try:
         export_onnx(found.load(), onnx)
     except (ExportError, ImportError) as error:

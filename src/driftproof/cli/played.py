@@ -8,7 +8,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from driftproof.cli.errors import CommandError
-from driftproof.config.build import told
+from driftproof.config.names import told
 
 
 class Played(VecEnvWrapper):

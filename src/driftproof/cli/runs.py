@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from driftproof._files import RunFolderError
 from driftproof.cli.errors import CommandError
+from driftproof.cli.options import trust_in
 
 if TYPE_CHECKING:
     from driftproof.config import Config
@@ -46,6 +47,8 @@ def create(runs_dir: Path, name: str | None, config: Config, command: str) -> Pa
         CommandError: The name is taken, or nothing can be written there.
     """
     from driftproof.config import dumps
+    from driftproof.config.names import home_of
+    from driftproof.config.ownership import mark
     from driftproof.state import write_atomically
 
     check_free(runs_dir, name, command)
@@ -54,10 +57,12 @@ def create(runs_dir: Path, name: str | None, config: Config, command: str) -> Pa
         folder = _made(runs_dir, config.env.id) if name is None else runs_dir / name
         if name is not None:
             folder.mkdir()
+        content = dumps(config).encode()
         try:
-            write_atomically(folder / CONFIG, [dumps(config).encode()])
+            mark(folder, [content], home_of(config))
+            write_atomically(folder / CONFIG, [content])
         except BaseException:
-            folder.rmdir()
+            discard(folder)
             raise
     except FileExistsError:
         if not runs_dir.is_dir():
@@ -72,7 +77,10 @@ def create(runs_dir: Path, name: str | None, config: Config, command: str) -> Pa
 
 def discard(folder: Path) -> None:
     """Remove the folder of a run that never began."""
-    (folder / CONFIG).unlink()
+    from driftproof.config.ownership import MARK
+
+    for name in (CONFIG, MARK):
+        (folder / name).unlink(missing_ok=True)
     folder.rmdir()
 
 
@@ -113,13 +121,16 @@ def _instead(name: str, names: list[str], runs_dir: Path) -> str:
     return f"; in {runs_dir} there are {', '.join(shown)}" if names else ""
 
 
-def read(folder: Path, overrides: list[str] | None, changeable: Collection[str]) -> Config:
+def read(
+    folder: Path, overrides: list[str] | None, changeable: Collection[str], trusted: list[str] | None = None
+) -> Config:
     """The configuration of a run that goes on, with some settings changed; :func:`keep` writes them down.
 
     Args:
         folder: Of the run.
         overrides: Changes.
         changeable: Settings that may be others than when it was begun, by their places.
+        trusted: Modules whose code the configuration may name.
 
     Raises:
         CommandError: Others would change.
@@ -127,7 +138,7 @@ def read(folder: Path, overrides: list[str] | None, changeable: Collection[str])
     from driftproof.config import keys, load
 
     path = own_file(folder, CONFIG)
-    before, config = load(path), load(path, overrides or ())
+    before, config = load(path), load(path, overrides or (), trust_in(trusted))
     changed = [keys.dotted(path) for path in keys.settings() if keys.at(before, path) != keys.at(config, path)]
     if wrong := [name for name in changed if name not in changeable]:
         can = ", ".join(changeable)
@@ -138,11 +149,16 @@ def read(folder: Path, overrides: list[str] | None, changeable: Collection[str])
 def keep(folder: Path, config: Config) -> None:
     """Write down the settings with which a run goes on, once it is known that it can."""
     from driftproof.config import dumps, load
+    from driftproof.config.ownership import mark, owned
     from driftproof.state import write_atomically
 
     path = own_file(folder, CONFIG)
-    if load(path) != config:
-        write_atomically(path, [dumps(config).encode()], follow_links=False)
+    if load(path) == config:
+        return
+    old, new = path.read_bytes(), dumps(config).encode()
+    if (mine := owned(folder, old)) is not None:
+        mark(folder, [old, new], mine.home)
+    write_atomically(path, [new], follow_links=False)
 
 
 def own_file(folder: Path, name: str) -> Path:

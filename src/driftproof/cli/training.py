@@ -17,6 +17,7 @@ from driftproof.cli.options import (
     Overrides,
     Resume,
     RunsDir,
+    Trusted,
     check_resume,
     read_config,
     use_threads,
@@ -42,13 +43,14 @@ def train(
     name: Name = None,
     runs_dir: RunsDir = Path("runs"),
     resume: Resume = None,
+    trust: Trusted = None,
 ) -> None:
     """Train an agent. Ctrl-C finishes the update, saves, and says how to go on; a second one stops at once."""
     check_resume(resume, config, env, name)
     if resume is None:
         from driftproof.config import try_env
 
-        settings = read_config(config, env, overrides)
+        settings = read_config(config, env, overrides, trust)
         runs.check_free(runs_dir, name, "train")
         try_env(settings)
         agent = _built(settings)
@@ -57,7 +59,7 @@ def train(
         folder = runs.find(resume, runs_dir)
         if runs.is_population(folder):
             raise CommandError(f"{folder} holds a population: driftproof tune --resume {folder}")
-        settings = runs.read(folder, overrides, _CHANGEABLE)
+        settings = runs.read(folder, overrides, _CHANGEABLE, trust)
         agent = _built(settings)
     with _explained(folder):
         has_learned = _learn(agent, settings, folder)

@@ -15,6 +15,7 @@ from driftproof.cli.options import (
     Overrides,
     Resume,
     RunsDir,
+    Trusted,
     check_resume,
     read_config,
     use_threads,
@@ -40,11 +41,12 @@ def tune(
     name: Name = None,
     runs_dir: RunsDir = Path("runs"),
     resume: Resume = None,
+    trust: Trusted = None,
 ) -> None:
     """Train a population that searches hyper-parameters. Ctrl-C lets those who train finish, and says how to go on."""
     check_resume(resume, config, env, name)
     if resume is None:
-        settings = read_config(config, env, overrides)
+        settings = read_config(config, env, overrides, trust)
         runs.check_free(runs_dir, name, "tune")
         _check(settings)
         folder = runs.create(runs_dir, name, settings, "tune")
@@ -57,7 +59,7 @@ def tune(
         folder = runs.find(resume, runs_dir)
         if runs.is_single(folder):
             raise CommandError(f"{folder} holds a single agent: driftproof train --resume {folder}")
-        settings = runs.read(folder, overrides, _CHANGEABLE)
+        settings = runs.read(folder, overrides, _CHANGEABLE, trust)
         runner = _population(settings, folder)
         runs.keep(folder, settings)
     is_new = min(runner.updates) < runner.total_updates

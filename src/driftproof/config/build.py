@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import re
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from driftproof._files import RunFolderError
 from driftproof._signals import left_to_this_process
+from driftproof._trust import OWN, Trust
 from driftproof.config._types import FromTo
 from driftproof.config.agent import KLPenaltySection, Widths
 from driftproof.config.files import ConfigError
 from driftproof.config.model import OF_MEMORY, OF_SDE, Config
+from driftproof.config.names import check_address, check_names, features_extractor, make_env, optimizer_class, told
 from driftproof.config.resuming import check_is_of
 from driftproof.config.world import EnvSection
 
@@ -38,7 +36,6 @@ _ACTIVATIONS = {
     "silu": "SiLU",
     "leaky_relu": "LeakyReLU",
 }
-_EXTRACTORS = ("FlattenExtractor", "NatureCNN", "CombinedExtractor")
 
 
 @dataclass(frozen=True)
@@ -49,17 +46,19 @@ class EnvMaker:
         section: What it is like.
         drift_seed: Of what is random about its drift.
         is_evaluation: Whether to evaluate in it.
+        trust: Says which modules may be imported to make it.
     """
 
     section: EnvSection
     drift_seed: int
     is_evaluation: bool = False
+    trust: Trust = OWN
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         from stable_baselines3.common.monitor import Monitor
 
         section = self.section
-        env = _make_env(section, section.kwargs | (section.evaluation_kwargs if self.is_evaluation else {}))
+        env = make_env(section, self.trust, self.is_evaluation)
         if section.drift:
             from driftproof.envs import drifting
 
@@ -120,6 +119,7 @@ def try_env(config: Config) -> None:
     """
     from stable_baselines3.common.vec_env import DummyVecEnv
 
+    check_names(config)
     if config.env.id.startswith("driftproof/"):
         return
     try:
@@ -139,7 +139,8 @@ def try_env(config: Config) -> None:
 
 def _env_maker(config: Config, is_evaluation: bool = False) -> EnvMaker:
     section = config.env
-    return EnvMaker(section, config.run.seed if section.drift_seed is None else section.drift_seed, is_evaluation)
+    drift_seed = config.run.seed if section.drift_seed is None else section.drift_seed
+    return EnvMaker(section, drift_seed, is_evaluation, config.trust)
 
 
 def build_agent(config: Config, member: int = 0) -> DistributionalPPO:
@@ -156,6 +157,7 @@ def build_agent(config: Config, member: int = 0) -> DistributionalPPO:
 
     from driftproof.ppo import DistributionalPPO
 
+    check_names(config)
     _check_device(config)
     env = build_env(config)
     try:
@@ -189,6 +191,7 @@ def build_population(
     """
     from driftproof.pbt import PBTRunner
 
+    check_names(config)
     maker, metric = AgentMaker(config), _metric(config.pbt.metric_name)
     options: dict[str, Any] = {"backend": _backend(config), "max_restarts": config.pbt.max_restarts}
     with _as_config_error("pbt"):
@@ -252,9 +255,7 @@ def agent_arguments(config: Config) -> dict[str, Any]:
         arguments["kl_penalty"] = ppo.kl_penalty.model_dump()
     arguments |= {name: getattr(critic, name) for name in ("value_clip_mode", "cvar_alpha", "return_scale_decay")}
     arguments |= {"policy": policy.name, "policy_kwargs": _policy_kwargs(config)}
-    arguments["optimizer_class"] = config.optimizer.name
-    if ":" in config.optimizer.name:
-        arguments["optimizer_class"] = imported("optimizer.name", config.optimizer.name)
+    arguments["optimizer_class"] = optimizer_class(config)
     arguments["optimizer_kwargs"] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in config.optimizer.kwargs.items()
     }
@@ -269,24 +270,6 @@ def agent_arguments(config: Config) -> dict[str, Any]:
             perturbation = PerturbationConfig(**config.adversarial.perturbation.model_dump())
             arguments["adversarial"] = SAPPOConfig(**values, perturbation=perturbation)
     return arguments | {"stats_window_size": run.stats_window_size, "device": run.device}
-
-
-def foreign(config: Config) -> dict[str, Any]:
-    """Classes that a checkpoint only names, for ``DistributionalPPO.load(..., custom_objects=...)``."""
-    named = {
-        "optimizer_class": ("optimizer.name", config.optimizer.name),
-        "features_extractor_class": ("policy.features_extractor_class", config.policy.features_extractor_class),
-    }
-    return {key: imported(place, name) for key, (place, name) in named.items() if name is not None and ":" in name}
-
-
-def imported(place: str, name: str) -> Any:
-    """What ``module:Name`` says."""
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError([f"{place}: {name!r} cannot be imported: {error}"]) from error
 
 
 def _check_device(config: Config) -> None:
@@ -317,7 +300,6 @@ def _argument(value: Any) -> Any:
 
 
 def _policy_kwargs(config: Config) -> dict[str, Any]:
-    import stable_baselines3.common.torch_layers as layers
     from torch import nn
 
     policy, critic = config.policy, config.critic
@@ -326,73 +308,10 @@ def _policy_kwargs(config: Config) -> dict[str, Any]:
     names = ("ortho_init", "features_extractor_kwargs", "share_features_extractor", "normalize_images")
     for name in (*names, "log_std_init", *OF_SDE, "squash_output", *(OF_MEMORY if policy.has_memory else ())):
         kwargs[name] = getattr(policy, name)
-    extractor = policy.features_extractor_class
-    if extractor in _EXTRACTORS:
-        kwargs["features_extractor_class"] = getattr(layers, extractor)
-    elif extractor is not None:
-        place = "policy.features_extractor_class"
-        if ":" not in extractor:
-            raise ConfigError([f"{place}: {extractor!r} is not one of {', '.join(_EXTRACTORS)}, or module:Class"])
-        kwargs["features_extractor_class"] = imported(place, extractor)
+    if (extractor := features_extractor(config)) is not None:
+        kwargs["features_extractor_class"] = extractor
     head = ("num_quantiles", "huber_kappa") if critic.value_head == "quantile" else ("num_atoms", "v_min", "v_max")
     return kwargs | {name: getattr(critic, name) for name in ("twin_critics", "value_head", *head)}
-
-
-def _make_env(section: EnvSection, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    import gymnasium
-
-    module, _, name = section.id.rpartition(":")
-    if (file := section.id.partition(":")[0]).endswith(".py"):
-        example = f"{Path(file).stem}:{name if module else 'Name-v0'}"
-        raise ConfigError([f"env.id: {section.id!r} names a file; name the module as import does: {example}"])
-    if name.startswith("driftproof/"):
-        import driftproof.envs  # noqa: F401  which registers them
-    if module:
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            what = str(error) if isinstance(error, ImportError | SyntaxError) else told(error)
-            raise ConfigError([f"env.id: {section.id!r} cannot be imported: {what}"]) from error
-    try:
-        return gymnasium.make(name, **kwargs)
-    except gymnasium.error.UnregisteredEnv as error:
-        raise ConfigError([f"env.id: {_unknown(module, name)}"]) from error
-    except gymnasium.error.Error as error:
-        # What an environment needs is said there, with the line that installs it.
-        raise ConfigError([f"env.id: {section.id!r} cannot be made: {error}"]) from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError([f"env: {section.id!r} cannot be made with {kwargs}: {error}"]) from error
-    except Exception as error:
-        raise ConfigError([f"env: {section.id!r} cannot be made: {told(error)}"]) from error
-
-
-def told(error: Exception) -> str:
-    """An error of somebody else's code: its kind, where it came from, and what it says."""
-    from driftproof.ppo.collection import PROCESS_ENDED
-
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    what = PROCESS_ENDED if isinstance(error, EOFError) else str(error)
-    return f"{type(error).__name__} in {place.filename}:{place.lineno}: {what}"
-
-
-def _unknown(module: str, name: str) -> str:
-    """That there is no such environment, and which one may have been meant: versions do not make names alike."""
-    import gymnasium
-
-    known = {_without_version(each): each for each in gymnasium.registry}
-    near = difflib.get_close_matches(_without_version(name), known, n=1)
-    meant = ":".join(filter(None, (module, known[near[0]]))) if near else ""
-    hint = f"; did you mean {meant!r}?" if near else "."
-    own = (
-        f"Importing {module} does not register it"
-        if module
-        else f"Your own: module:{name}, where importing the module registers it"
-    )
-    return f"there is no environment {name!r}{hint} {own}"
-
-
-def _without_version(env_id: str) -> str:
-    return re.sub(r"-v\d+$", "", env_id.lower())
 
 
 def _metric(name: str) -> Callable[[DistributionalPPO], float]:
@@ -418,6 +337,7 @@ def _backend(config: Config) -> Backend:
 
     pbt = config.pbt
     if pbt.backend == "ray":
+        check_address(config)
         try:
             from driftproof.pbt.ray_backend import RayBackend
         except ImportError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -11,13 +13,19 @@ from pydantic import ValidationError
 
 from driftproof import _yaml
 from driftproof._files import shortened
+from driftproof._trust import Trust
 from driftproof.config import keys
 from driftproof.config.model import Config, SettingError
 from driftproof.config.overrides import put_override
+from driftproof.config.ownership import owned
 
 _MOST_PROBLEMS = 20
 """Told of one configuration."""
 _LONGEST_NAME = 100
+_NAMING: tuple[keys.Path, ...] = (
+    *(("env", "id"), ("policy", "features_extractor_class"), ("optimizer", "name"), ("pbt", "address")),
+)
+"""Settings that can lead to code."""
 
 
 class ConfigError(ValueError):
@@ -32,20 +40,30 @@ class ConfigError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
-def load(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> Config:
+def load(
+    path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = (), trusted: Iterable[str] | Trust = ()
+) -> Config:
     """The configuration in a file, with some settings changed; all others are at their defaults.
+
+    Modules that the file names are imported when something is built from the configuration, if they are trusted. The
+    configuration of a run that this user started is trusted as a whole, and so are overrides.
 
     Args:
         path: A YAML file; ``None``: defaults.
         overrides: Such as ``"ppo.learning_rate=1e-4"``, which go before the file.
+        trusted: Modules that the file may name, with everything inside them.
 
     Raises:
         ConfigError: Something in it is wrong.
         OSError: The file cannot be read.
     """
+    trust = Trust.of(trusted)
     if path is None:
-        return loads("", overrides)
-    return loads(read_text(path), overrides, name=os.fspath(path))
+        return loads("", overrides, trusted=trust)
+    content = _content(path)
+    if (mine := owned(Path(path).parent, content)) is not None:
+        trust = replace(trust, is_own=True, home=mine.home)
+    return loads(_decoded(path, content), overrides, name=os.fspath(path), trusted=trust)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -55,36 +73,48 @@ def read_text(path: str | os.PathLike[str]) -> str:
         ConfigError: It is not text, or too long.
         OSError: The file cannot be read.
     """
+    return _decoded(path, _content(path))
+
+
+def _content(path: str | os.PathLike[str]) -> bytes:
     with open(path, "rb") as file:
-        data = file.read(_yaml.MAX_BYTES + 1)
-    if len(data) > _yaml.MAX_BYTES:
+        content = file.read(_yaml.MAX_BYTES + 1)
+    if len(content) > _yaml.MAX_BYTES:
         raise ConfigError([f"{path}: has more than {_yaml.MAX_BYTES:,} bytes, which no configuration needs"])
+    return content
+
+
+def _decoded(path: str | os.PathLike[str], content: bytes) -> str:
     try:
-        return data.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError([f"{path}: is not text in UTF-8 ({error}); save it as UTF-8"]) from error
 
 
-def loads(text: str, overrides: Iterable[str] = (), name: str = "") -> Config:
+def loads(text: str, overrides: Iterable[str] = (), name: str = "", trusted: Iterable[str] | Trust = ()) -> Config:
     """:func:`load` from a text; ``name`` is what to call it in errors."""
+    trust = Trust.of(trusted)
     raw, lines = _parse(text, name)
     source = _Source(name, lines)
     try:
         placed = keys.placed(raw)
     except keys.ConflictError as error:
         raise ConfigError([source.of(error.second, str(error))]) from error
+    in_file = {keys.dotted(path): source.where(placed.origins[path]) for path in _NAMING if path in placed.origins}
+    typed: set[keys.Path] = set()
     for override in overrides:
         try:
-            put_override(placed, override, _yaml.value)
+            typed |= put_override(placed, override, _yaml.value)
         except yaml.YAMLError as error:
             raise ConfigError([f"--set {override}: is not YAML: {_what(error)}"]) from error
         except ValueError as error:
             raise ConfigError([f"--set {override}: {error}"]) from error
     source.origins = placed.origins
     try:
-        return Config.model_validate(placed.data)
+        config = Config.model_validate(placed.data)
     except ValidationError as error:
         raise ConfigError(source.problems(error, placed.data)) from error
+    return config.with_trust(replace(trust, typed=frozenset(map(keys.dotted, typed)), lines=in_file))
 
 
 def dumps(config: Config) -> str:
@@ -164,9 +194,13 @@ class _Source:
         """The message, with the file and line before it, or the option on the command line."""
         if origin and str(origin[0]).startswith("--set "):
             return f"{origin[0]}: {message}"
-        line = next((self._lines[origin[:n]] for n in range(len(origin), 0, -1) if origin[:n] in self._lines), None)
-        place = self._name if line is None else f"{self._name or 'configuration'}:{line}"
+        place = self.where(origin)
         return f"{place}: {message}" if place else message
+
+    def where(self, origin: keys.Path) -> str:
+        """The file and line of a key, as far as they are known."""
+        line = next((self._lines[origin[:n]] for n in range(len(origin), 0, -1) if origin[:n] in self._lines), None)
+        return self._name if line is None else f"{self._name or 'configuration'}:{line}"
 
     def problems(self, error: ValidationError, data: Mapping[str, Any]) -> list[str]:
         items = error.errors(include_url=False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from driftproof._batches import sequence_steps
+from driftproof._trust import OWN, Trust
 from driftproof._unused import (
     ADVERSARY_DEFAULTS,
     ATTACK_DEFAULTS,
@@ -57,6 +58,9 @@ class Config(Section):
     adversarial: AdversarialSection = Field(default_factory=AdversarialSection)
     pbt: PBTSection = Field(default_factory=PBTSection)
 
+    _trust: Trust = PrivateAttr(OWN)
+    """Travels with the settings into other processes; no file can set it."""
+
     @model_validator(mode="before")
     @classmethod
     def _in_place(cls, data: Any) -> Any:
@@ -92,6 +96,17 @@ class Config(Section):
         _check_backend(self.pbt)
         self.sequence_steps()
         return self
+
+    @property
+    def trust(self) -> Trust:
+        """Which modules may be imported because a setting names them: any, unless the settings are from a file."""
+        return self._trust
+
+    def with_trust(self, trust: Trust) -> Config:
+        """The same settings, of which some modules may be imported."""
+        config = self.model_copy()
+        config._trust = trust
+        return config
 
     def sequence_steps(self) -> int:
         """Steps that stay together in minibatches."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from driftproof.config import keys
@@ -13,8 +13,8 @@ _LR = ("optimizer", "kwargs", "lr")
 _SWITCHES = (("vgs", "enabled"), ("adversarial", "enabled"))
 
 
-def put_override(placed: keys.Placed, override: str, parse: Callable[[str], Any]) -> None:
-    """Set one setting anew, also inside of lists (by number) and mappings (by name).
+def put_override(placed: keys.Placed, override: str, parse: Callable[[str], Any]) -> set[keys.Path]:
+    """Set one setting anew, also inside of lists (by number) and mappings (by name); the places that were set.
 
     Args:
         placed: All settings.
@@ -30,22 +30,22 @@ def put_override(placed: keys.Placed, override: str, parse: Callable[[str], Any]
         raise ValueError("must be name=value, such as ppo.learning_rate=1e-4")
     value = parse(text)
     place = keys.place_of(path, value)
-    _put(placed, place, value, (f"--set {override}",))
+    return set(_put(placed, place, value, (f"--set {override}",)))
 
 
-def _put(placed: keys.Placed, place: keys.Path, value: Any, origin: keys.Path) -> None:
+def _put(placed: keys.Placed, place: keys.Path, value: Any, origin: keys.Path) -> Iterator[keys.Path]:
     if place == _LR:
         place = _LEARNING_RATE
     if isinstance(value, Mapping) and keys.is_place_of_section(place):
         for name, part in value.items():
-            _put(placed, (*place, str(name)), part, origin)
+            yield from _put(placed, (*place, str(name)), part, origin)
         return
     if place in _SWITCHES and value is False:
         # Switched off is switched off, whatever else a file says of it.
         placed.data[str(place[0])] = {}
         placed.origins = {path: known for path, known in placed.origins.items() if path[0] != place[0]}
     if place == _LR[:-1] and isinstance(value, Mapping) and "lr" in value:
-        _put(placed, _LEARNING_RATE, value["lr"], origin)
+        yield from _put(placed, _LEARNING_RATE, value["lr"], origin)
         value = {name: part for name, part in value.items() if name != "lr"}
     target: Any = placed.data
     for depth, part in enumerate(place[:-1], start=1):
@@ -55,6 +55,7 @@ def _put(placed: keys.Placed, place: keys.Path, value: Any, origin: keys.Path) -
     else:
         target[place[-1]] = value
     placed.origins[place] = origin
+    yield place
 
 
 def _entered(target: Any, part: str | int, place: keys.Path) -> Any:

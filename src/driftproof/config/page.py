@@ -59,8 +59,9 @@ section off for one run, use `--set vgs=false`: what the file says of it is then
 **Numbers** may be written `1e-4` and `1_000_000`.
 
 **Code.** Environments (`module:Id`), features extractors and optimizers (`module:Class`) of your own are imported when
-an agent is built, from the working directory too. A configuration from somebody else can thus run code that lies on
-your machine, as `gymnasium.make` can; checkpoints cannot.
+an agent is built, if you trust the module: `driftproof train my.yaml --trust my_env`, or `load("my.yaml",
+trusted=["my_env"])`. What you give with `--env` and `--set` is trusted, and so are runs that you started. See
+[security](security.md).
 """
 
 

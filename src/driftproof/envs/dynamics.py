@@ -43,6 +43,9 @@ class Dynamics(Change):
         object.__setattr__(self, "names", names)
         if not names or not all(isinstance(name, str) and name for name in names):
             raise ValueError(f"Invalid names: {self.names!r}; must be one or more names of attributes")
+        # They lead out of the environment, to classes and modules, whose numbers are not its dynamics.
+        if special := [name for name in names if any(part.startswith("__") for part in name.split("."))]:
+            raise ValueError(f"Invalid names: {special[0]!r}; attributes that begin with __ are not the environment's")
         check_flag("relative", self.relative)
 
     @property

@@ -72,6 +72,8 @@ _ATTRIBUTES = {
     "stats_window_size": "_stats_window_size",
 }
 """Where arguments are kept, if not under their names."""
+_NOT_STORED = {"env", "device", "_init_setup_model"}
+"""Arguments that are no settings of the agent: they belong to the process that it is in."""
 
 
 def _argument_names(kind: type[Any]) -> dict[str, None]:
@@ -553,6 +555,10 @@ class DistributionalPPO(Persistent):
         remaining = self._total_timesteps - self.num_timesteps
         return self.learn(remaining, callback, log_interval, tb_log_name, False, progress_bar)
 
+    @classmethod
+    def setting_names(cls) -> set[str]:
+        return set(_argument_names(cls)) - _NOT_STORED
+
     def settings(self) -> dict[str, Any]:
         """Arguments that make an agent like this one, but for its environment and its device."""
         result: dict[str, Any] = {}
@@ -563,7 +569,7 @@ class DistributionalPPO(Persistent):
                 result[name] = self._initial[name]
                 if "hyperparams" in self.__dict__ and name in self.hyperparams:
                     result[name] = self.hyperparams.schedule(name) or self.hyperparams[name]
-            elif name not in ("env", "device", "_init_setup_model"):
+            elif name not in _NOT_STORED:
                 attribute = _ATTRIBUTES.get(name, name)
                 if not hasattr(self, attribute):
                     raise TypeError(

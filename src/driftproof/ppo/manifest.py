@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import os
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,22 +17,40 @@ from gymnasium import spaces
 from stable_baselines3.common.utils import ConstantSchedule, LinearSchedule
 
 from driftproof import optim
-from driftproof.nn.policies import NAMED_POLICIES
+from driftproof._trust import Trust, UntrustedError, WrongKindError, of_kind
+from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
 from driftproof.ppo.schedules import Cosine, Linear
 from driftproof.ppo.spaces import decode_space, encode_space
 from driftproof.state import CheckpointError
 
+
+def _subclasses(module: ModuleType, kind: type[Any]) -> list[type[Any]]:
+    return [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, kind)]
+
+
 _CLASSES: dict[str, type[Any]] = {
     f"{kind.__module__}.{kind.__qualname__}": kind
     for kind in (
-        *(kind for kind in vars(torch.nn.modules.activation).values() if isinstance(kind, type)),
-        *(kind for kind in vars(torch.optim).values() if isinstance(kind, type)),
+        *_subclasses(torch.nn.modules.activation, torch.nn.Module),
+        *_subclasses(torch.optim, torch.optim.Optimizer),
         *(optim.UPGD, optim.AdaptiveUPGD, optim.UPGDW),
         *(layers.FlattenExtractor, layers.NatureCNN, layers.CombinedExtractor),
         *NAMED_POLICIES.values(),
     )
 }
 """Classes that a file may name."""
+
+_KINDS: dict[str, type[Any]] = {
+    "policy": DistributionalPolicy,
+    "optimizer_class": torch.optim.Optimizer,
+    "policy_kwargs.activation_fn": torch.nn.Module,
+    "policy_kwargs.features_extractor_class": layers.BaseFeaturesExtractor,
+    "policy_kwargs.optimizer_class": torch.optim.Optimizer,
+}
+"""What a class must be a subclass of, where the place says it."""
+
+_FUNCTIONS = ("learning_rate", "clip_range", "clip_range_vf")
+"""Settings that may be functions, and never classes."""
 
 _SCHEDULES: dict[str, Callable[..., Callable[[float], float]]] = {
     "Linear": Linear,
@@ -96,33 +116,51 @@ def foreign_places(settings: Any) -> set[str]:
     return {name for name, value in settings.items() if isinstance(value, dict) and "$foreign" in value}
 
 
-def decode(value: Any, given: Mapping[str, Any], place: str = "") -> Any:
+def decode(value: Any, given: Mapping[str, Any], place: str = "", trust: Trust | None = None) -> Any:
     """Settings from plain values.
 
     Args:
         value: What :func:`encode` returned.
         given: What stands for names that are not ours: by place, such as ``features_extractor_class``, or by name.
         place: Of this value, for errors.
+        trust: Modules from which classes may be imported that are not given; ``None``: none.
 
     Raises:
-        CheckpointError: There is no such class, or it has to be given.
+        CheckpointError: There is no such class, it has to be given, or it does not belong there.
     """
+    decoded = _decode(value, given, place, trust or Trust())
+    _check_kind(place, decoded)
+    return decoded
+
+
+def _decode(value: Any, given: Mapping[str, Any], place: str, trust: Trust) -> Any:
     if isinstance(value, list | tuple):
-        return type(value)(decode(part, given, place) for part in value)
+        return type(value)(_decode(part, given, place, trust) for part in value)
     if not isinstance(value, dict):
         return value
     tag = next((key for key in value if key.startswith("$")), None)
     if tag is None:
-        return {key: decode(part, given, f"{place}.{key}" if place else key) for key, part in value.items()}
+        return {key: decode(part, given, f"{place}.{key}" if place else key, trust) for key, part in value.items()}
     try:
-        return _decode_tagged(tag, value, given, place)
+        return _decode_tagged(tag, value, given, place, trust)
     except CheckpointError:
         raise
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise CheckpointError(f"the setting {place} cannot be read: {value!r} ({error})") from error
 
 
-def _decode_tagged(tag: str, value: dict[str, Any], given: Mapping[str, Any], place: str) -> Any:
+def _check_kind(place: str, value: Any) -> None:
+    """Refuse what does not belong in a place, before anybody calls it."""
+    try:
+        if place in _KINDS and value is not None and not isinstance(value, str):
+            of_kind(_name(value), value, _KINDS[place])
+        elif place in _FUNCTIONS and inspect.isclass(value):
+            raise WrongKindError(f"{_name(value)!r} is a class, not a function")
+    except WrongKindError as error:
+        raise CheckpointError(f"the setting {place} cannot be read: {error}") from error
+
+
+def _decode_tagged(tag: str, value: dict[str, Any], given: Mapping[str, Any], place: str, trust: Trust) -> Any:
     content = value[tag]
     if tag == "$space":
         return decode_space(content)
@@ -134,18 +172,40 @@ def _decode_tagged(tag: str, value: dict[str, Any], given: Mapping[str, Any], pl
         if content not in _CONFIGS:
             importlib.import_module(_ROOMS[content])
         kind = _CONFIGS[content]
-        fields = {key: decode(part, given, place) for key, part in value.items() if key != tag}
+        fields = {key: decode(part, given, f"{place}.{key}", trust) for key, part in value.items() if key != tag}
         return kind.from_file(fields) if hasattr(kind, "from_file") else kind(**fields)
     if tag != "$foreign":
         raise ValueError(f"unknown kind {tag}")
+    return _foreign(content, given, place, trust)
+
+
+def _foreign(content: str, given: Mapping[str, Any], place: str, trust: Trust) -> Any:
+    """What a file only names: what the caller gave for it, or a class of a trusted module."""
     for name in (place, place.rpartition(".")[2], content, content.rpartition(".")[2]):
         if name in given:
             return given[name]
-    key = place.rpartition(".")[2]
-    raise CheckpointError(
-        f"the agent was made with {place}={content}, which files only name: pass it again, "
-        f"load(..., custom_objects={{{key!r}: {content.rpartition('.')[2]}}})"
-    )
+    key, module = place.rpartition(".")[2], content.partition(".")[0]
+    how = f"pass it again, load(..., custom_objects={{{key!r}: {content.rpartition('.')[2]}}})"
+    if place in _KINDS:
+        if (found := _trusted_class(content, _KINDS[place], trust)) is not None:
+            return found
+        how += f", or trust its module, load(..., trusted=[{module!r}])"
+    raise CheckpointError(f"the agent was made with {place}={content}, which files only name: {how}")
+
+
+def _trusted_class(content: str, kind: type[Any], trust: Trust) -> type[Any] | None:
+    """The class of a trusted module, which a file names as ``module.Class``; ``None``: it is not trusted."""
+    module, _, name = content.rpartition(".")
+    try:
+        return trust.resolved(f"{module}:{name}", kind)
+    except UntrustedError:
+        return None
+    except WrongKindError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{content} cannot be imported ({type(error).__name__}: {error}): pass the class, custom_objects={{...}}"
+        ) from error
 
 
 def _name(value: Any) -> str:

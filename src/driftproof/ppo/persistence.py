@@ -15,6 +15,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 
 from driftproof._arguments import check_count
+from driftproof._trust import Trust
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
 from driftproof.ppo import manifest, migration
 from driftproof.ppo.components import load_state
@@ -24,7 +25,7 @@ from driftproof.ppo.hyperparams import Hyperparameters
 from driftproof.ppo.normalizer import Normalizer, unchanged_on_error
 from driftproof.ppo.progress import Edge
 from driftproof.ppo.settings import Setting, policy_arguments, without_unused_settings
-from driftproof.state import CheckpointError, Stateful, copy_tree, read, select, without, write
+from driftproof.state import CheckpointError, Stateful, copy_tree, printable, read, select, without, write
 
 Self = TypeVar("Self", bound="Persistent")
 
@@ -188,6 +189,7 @@ class Persistent(BaseAlgorithm):
         custom_objects: Mapping[str, Any] | None = None,
         print_system_info: bool = False,
         force_reset: bool = False,
+        trusted: Iterable[str] | Trust = (),
         **kwargs: Any,
     ) -> Self:
         """An agent from a file of :meth:`save`. Nothing in the file is run.
@@ -200,11 +202,13 @@ class Persistent(BaseAlgorithm):
             custom_objects: Classes and functions that files only name, by the name of the setting or their own.
             print_system_info: Print what the file was written with.
             force_reset: Begin new episodes, even if the environments can go on where they were.
+            trusted: Modules of which the file may name classes: policies, features extractors, optimizers.
             kwargs: Settings that are to be others than those in the file.
 
         Raises:
             CheckpointError: The file is damaged, is not one of ours, or does not fit.
         """
+        trust = Trust.of(trusted)
         settable = {name for name in dir(cls) if isinstance(getattr(cls, name, None), Setting)}
         changeable = settable | cls._CHANGED_ON_LOAD
         if unknown := [name for name in kwargs if name not in changeable]:
@@ -226,7 +230,7 @@ class Persistent(BaseAlgorithm):
             # What the file does hold is replaced, as Stable-Baselines3 has it.
             replaced = changeable & given.keys() - manifest.foreign_places(checkpoint.config.get("settings"))
             kwargs = {**{name: given[name] for name in replaced}, **kwargs}
-            agent = cls._from_config(checkpoint.config, tree, {**given, **kwargs}, device, kwargs)
+            agent = cls._from_config(checkpoint.config, tree, {**given, **kwargs}, device, kwargs, trust)
             # What the caller takes away is not to be loaded.
             gone = [name for name, value in kwargs.items() if value is None]
             if isinstance(hyperparams := tree.get("hyperparams"), dict):
@@ -264,6 +268,11 @@ class Persistent(BaseAlgorithm):
             "action_space": manifest.encode(self.action_space),
             "n_envs": self.n_envs,
         }
+
+    @classmethod
+    def setting_names(cls) -> set[str]:
+        """Names of the settings that files hold."""
+        raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
         """Arguments that make an agent like this one, but for its environment and its device."""
@@ -308,11 +317,15 @@ class Persistent(BaseAlgorithm):
         given: Mapping[str, Any],
         device: torch.device | str,
         changes: Mapping[str, Any],
+        trust: Trust,
     ) -> Self:
         """An agent without a history, made as a file says."""
         if config["class"] != cls.__name__:
             raise CheckpointError(f"the file holds a {config['class']}: load it with {config['class']}.load()")
-        settings = without_unused_settings(manifest.decode(config["settings"], given))
+        if unknown := set(config["settings"]) - cls.setting_names():
+            # Above all env, whose id would be imported.
+            raise CheckpointError(f"the file has settings that no agent has: {printable(sorted(unknown), 200)}")
+        settings = without_unused_settings(manifest.decode(config["settings"], given, trust=trust))
         # Where a file says nothing is to be written.
         settings |= {"tensorboard_log": None, **changes}
         observation_space, action_space = (

@@ -1,0 +1,245 @@
+"""What a configuration names: environments and classes. See :mod:`driftproof._trust` for what may be imported."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from driftproof._trust import Kind, Trust, UntrustedError, WrongKindError
+from driftproof.config.files import ConfigError
+from driftproof.config.model import Config
+from driftproof.config.world import EnvSection
+
+if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium.envs.registration import EnvSpec
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+    from torch.optim import Optimizer
+
+_EXTRACTORS = ("FlattenExtractor", "NatureCNN", "CombinedExtractor")
+_PLACE_OF_EXTRACTOR = "policy.features_extractor_class"
+_PLACE_OF_OPTIMIZER = "optimizer.name"
+_LOCAL_CLUSTERS = (None, "auto", "local")
+_LOADERS = ("shimmy",)
+"""Packages whose environments make whatever their arguments name."""
+
+
+def check_names(config: Config) -> None:
+    """Refuse all names of modules that may not be imported, before any is.
+
+    Raises:
+        ConfigError: Says of each what would be imported, and how to allow it.
+    """
+    _check_is_module(config.env.id)
+    problems = []
+    for place, name, module in _named(config):
+        try:
+            config.trust.check(name, module, place)
+        except UntrustedError as error:
+            problems.append(f"{place}: {error}")
+    if problems:
+        raise ConfigError(problems)
+
+
+def home_of(config: Config) -> str | None:
+    """The folder from which modules that the configuration names were imported, if they are not installed."""
+    trust = config.trust
+    folders = (trust.here if trust.names(module, place) else trust.home for place, _, module in _named(config))
+    return next((folder for folder in folders if folder in sys.path), None)
+
+
+def _named(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Places of names with a module, the names, and the modules."""
+    if ":" in (env := config.env.id):
+        yield "env.id", env, env.rpartition(":")[0]
+    if ":" in (extractor := config.policy.features_extractor_class or ""):
+        yield _PLACE_OF_EXTRACTOR, extractor, _module(extractor)
+    if ":" in (optimizer := config.optimizer.name):
+        yield _PLACE_OF_OPTIMIZER, optimizer, _module(optimizer)
+
+
+def check_address(config: Config) -> None:
+    """Refuse to connect to a Ray cluster that only a file names: a cluster can run code in those who connect to it.
+
+    Raises:
+        ConfigError: The user did not give the address.
+    """
+    place, address, trust = "pbt.address", config.pbt.address, config.trust
+    if address in _LOCAL_CLUSTERS or trust.is_own or trust.has_typed(place):
+        return
+    where = trust.lines.get(place, "the file")
+    raise ConfigError(
+        [
+            f"{place}: {where} names a Ray cluster at {address[:100]!r}, which could run code on this machine. If it "
+            f"is yours, give the address yourself: --set {place}=ADDRESS"
+        ]
+    )
+
+
+def features_extractor(config: Config) -> type[BaseFeaturesExtractor] | None:
+    """The class of the features extractor; ``None``: what fits the policy's name."""
+    import stable_baselines3.common.torch_layers as layers
+
+    name = config.policy.features_extractor_class
+    if name is None:
+        return None
+    if name in _EXTRACTORS:
+        known: type[BaseFeaturesExtractor] = getattr(layers, name)
+        return known
+    if ":" not in name:
+        raise ConfigError(
+            [f"{_PLACE_OF_EXTRACTOR}: {name[:100]!r} is not one of {', '.join(_EXTRACTORS)}, or module:Class"]
+        )
+    return _class(config, _PLACE_OF_EXTRACTOR, name, layers.BaseFeaturesExtractor)
+
+
+def optimizer_class(config: Config) -> str | type[Optimizer]:
+    """The optimizer, by its name if it is one of ours."""
+    from torch.optim import Optimizer
+
+    name = config.optimizer.name
+    return _class(config, _PLACE_OF_OPTIMIZER, name, Optimizer) if ":" in name else name
+
+
+def foreign(config: Config) -> dict[str, Any]:
+    """Classes that a checkpoint only names, for ``DistributionalPPO.load(..., custom_objects=...)``."""
+    classes: dict[str, Any] = {}
+    if ":" in config.optimizer.name:
+        classes["optimizer_class"] = optimizer_class(config)
+    if ":" in (config.policy.features_extractor_class or ""):
+        classes["features_extractor_class"] = features_extractor(config)
+    return classes
+
+
+def make_env(section: EnvSection, trust: Trust, is_evaluation: bool = False) -> gymnasium.Env[Any, Any]:
+    """Make an environment by its id.
+
+    Args:
+        section: Says which.
+        trust: Says which modules may be imported for it.
+        is_evaluation: Whether to evaluate in it.
+
+    Raises:
+        ConfigError: It may not be made, or cannot be.
+    """
+    import gymnasium
+
+    module, _, name = section.id.rpartition(":")
+    kwargs: dict[str, Any] = section.kwargs | (section.evaluation_kwargs if is_evaluation else {})
+    _check_is_module(section.id)
+    if name.startswith("driftproof/"):
+        import driftproof.envs  # noqa: F401  which registers them
+    if module:
+        try:
+            trust.imported(section.id, module, "env.id")
+        except UntrustedError as error:
+            raise ConfigError([f"env.id: {error}"]) from error
+        except Exception as error:
+            what = str(error) if isinstance(error, ImportError | SyntaxError) else told(error)
+            raise ConfigError([f"env.id: {section.id!r} cannot be imported: {what}"]) from error
+    _check_registered(section, name, trust)
+    try:
+        return gymnasium.make(name, **kwargs)
+    except gymnasium.error.UnregisteredEnv as error:
+        raise ConfigError([f"env.id: {_unknown(module, name)}"]) from error
+    except gymnasium.error.Error as error:
+        # What an environment needs is said there, with the line that installs it.
+        raise ConfigError([f"env.id: {section.id!r} cannot be made: {error}"]) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError([f"env: {section.id!r} cannot be made with {kwargs}: {error}"]) from error
+    except Exception as error:
+        raise ConfigError([f"env: {section.id!r} cannot be made: {told(error)}"]) from error
+
+
+def told(error: Exception) -> str:
+    """An error of somebody else's code: its kind, where it came from, and what it says."""
+    from driftproof.ppo.collection import PROCESS_ENDED
+
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = PROCESS_ENDED if isinstance(error, EOFError) else str(error)
+    return f"{type(error).__name__} in {place.filename}:{place.lineno}: {what}"
+
+
+def _check_is_module(env_id: str) -> None:
+    file, _, name = env_id.partition(":")
+    if file.endswith(".py"):
+        example = f"{Path(file).stem}:{name or 'Name-v0'}"
+        raise ConfigError([f"env.id: {env_id!r} names a file; name the module as import does: {example}"])
+
+
+def _module(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _class(config: Config, place: str, name: str, kind: type[Kind]) -> type[Kind]:
+    try:
+        return config.trust.resolved(name, kind, place)
+    except (UntrustedError, WrongKindError) as error:
+        raise ConfigError([f"{place}: {error}"]) from error
+    except ImportError as error:
+        raise ConfigError([f"{place}: {name!r} cannot be imported: {error}"]) from error
+    except Exception as error:
+        raise ConfigError([f"{place}: {name!r} cannot be imported: {told(error)}"]) from error
+
+
+def _check_registered(section: EnvSection, name: str, trust: Trust) -> None:
+    """Refuse an id behind which Gymnasium would import a module that may not be, or make what its arguments name.
+
+    Ids of Gymnasium, and of what the program has imported itself, need no trust: the file only chooses among them.
+    """
+    spec = _registered(name)
+    if spec is None or trust.is_own:
+        return
+    entry: Any = spec.entry_point
+    module = str(getattr(entry, "__module__", "")) if callable(entry) else _module(str(entry))
+    root = _module(module).partition(".")[0]
+    is_loaded = module in sys.modules and root not in _LOADERS
+    try:
+        if root not in ("gymnasium", "driftproof") and not is_loaded:
+            trust.check(name, module, "env.id")
+        if root in _LOADERS:
+            for place, kwargs in (("env.kwargs", section.kwargs), ("env.evaluation_kwargs", section.evaluation_kwargs)):
+                inner = str(kwargs.get("env_id", ""))
+                if ":" in inner:
+                    trust.check(inner, _module(inner), f"{place}.env_id")
+    except UntrustedError as error:
+        raise ConfigError([f"env.id: {error}"]) from error
+
+
+def _registered(name: str) -> EnvSpec | None:
+    """What Gymnasium would make of an id: without a version, the latest."""
+    import gymnasium
+    from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
+
+    try:
+        namespace, plain, version = parse_env_id(name)
+    except gymnasium.error.Error:
+        return None
+    if version is None and (latest := find_highest_version(namespace, plain)) is not None:
+        name = get_env_id(namespace, plain, latest)
+    return gymnasium.registry.get(name)
+
+
+def _unknown(module: str, name: str) -> str:
+    """That there is no such environment, and which one may have been meant: versions do not make names alike."""
+    import gymnasium
+
+    known = {_without_version(each): each for each in gymnasium.registry}
+    near = difflib.get_close_matches(_without_version(name), known, n=1)
+    meant = ":".join(filter(None, (module, known[near[0]]))) if near else ""
+    hint = f"; did you mean {meant!r}?" if near else "."
+    own = (
+        f"Importing {module} does not register it"
+        if module
+        else f"Your own: module:{name}, where importing the module registers it"
+    )
+    return f"there is no environment {name!r}{hint} {own}"
+
+
+def _without_version(env_id: str) -> str:
+    return re.sub(r"-v\d+$", "", env_id.lower())
