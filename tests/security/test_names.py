@@ -212,6 +212,8 @@ def test_tags_of_yaml(tag, stranger, capsys):
         put("settings", "policy", {"$class": "evil.Policy"}),
         put("settings", "policy", {"$class": "torch.optim.adam.Adam"}),
         put("settings", "optimizer_class", foreign("evil.Adam")),
+        put("settings", "optimizer_class", foreign("evil." + "A" * 10_000)),
+        put("settings", "optimizer_class", foreign(["evil.Adam"])),
         put("settings", "optimizer_class", {"$class": "evil.Adam"}),
         put("settings", "optimizer_class", {"$class": "torch.nn.modules.activation.Tanh"}),
         put("settings", "optimizer_class", "evil:Adam"),

@@ -21,7 +21,7 @@ from driftproof._trust import Trust, UntrustedError, WrongKindError, of_kind
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
 from driftproof.ppo.schedules import Cosine, Linear
 from driftproof.ppo.spaces import decode_space, encode_space
-from driftproof.state import CheckpointError
+from driftproof.state import CheckpointError, printable
 
 
 def _subclasses(module: ModuleType, kind: type[Any]) -> list[type[Any]]:
@@ -146,7 +146,9 @@ def _decode(value: Any, given: Mapping[str, Any], place: str, trust: Trust) -> A
     except CheckpointError:
         raise
     except (KeyError, TypeError, ValueError, AssertionError) as error:
-        raise CheckpointError(f"the setting {place} cannot be read: {value!r} ({error})") from error
+        raise CheckpointError(
+            f"the setting {place} cannot be read: {printable(value, 200)} ({printable(error)})"
+        ) from error
 
 
 def _check_kind(place: str, value: Any) -> None:
@@ -184,13 +186,13 @@ def _foreign(content: str, given: Mapping[str, Any], place: str, trust: Trust) -
     for name in (place, place.rpartition(".")[2], content, content.rpartition(".")[2]):
         if name in given:
             return given[name]
-    key, module = place.rpartition(".")[2], content.partition(".")[0]
-    how = f"pass it again, load(..., custom_objects={{{key!r}: {content.rpartition('.')[2]}}})"
+    key, shown = place.rpartition(".")[2], printable(content, 100)
+    how = f"pass it again, load(..., custom_objects={{{key!r}: {shown.rpartition('.')[2]}}})"
     if place in _KINDS:
         if (found := _trusted_class(content, _KINDS[place], trust)) is not None:
             return found
-        how += f", or trust its module, load(..., trusted=[{module!r}])"
-    raise CheckpointError(f"the agent was made with {place}={content}, which files only name: {how}")
+        how += f", or trust its module, load(..., trusted=[{shown.partition('.')[0]!r}])"
+    raise CheckpointError(f"the agent was made with {place}={shown}, which files only name: {how}")
 
 
 def _trusted_class(content: str, kind: type[Any], trust: Trust) -> type[Any] | None:
@@ -204,7 +206,8 @@ def _trusted_class(content: str, kind: type[Any], trust: Trust) -> type[Any] | N
         raise
     except Exception as error:
         raise CheckpointError(
-            f"{content} cannot be imported ({type(error).__name__}: {error}): pass the class, custom_objects={{...}}"
+            f"{printable(content, 100)} cannot be imported ({type(error).__name__}: {printable(error, 200)}): pass the "
+            "class, custom_objects={...}"
         ) from error
 
 
