@@ -13,7 +13,7 @@ from driftproof.state import CheckpointError, Stateful, legacy, printable
 
 _OF_WEIGHTS = ("optimizer", "vgs")
 """Components whose states belong to the very weights they were made with."""
-_SHOWN = 10
+_SHOWN = 2
 """Names in a message."""
 
 
@@ -38,10 +38,9 @@ def adopt(agent: Persistent, source: str | os.PathLike[str] | legacy.LegacyCheck
     fitting, unused, missing, wrong_shape = legacy.match(old.components["policy"], own)
     if not fitting:
         raise CheckpointError(
-            f"{old.source}: none of its policy's {len(old.components['policy'])} tensors fits one of the agent's "
-            f"{len(own)} by name and shape; of another shape: {_listed(wrong_shape)}; without a place: "
-            f"{_listed(unused)}; wanted: {_listed(missing)}. Build the agent with the environment and the network "
-            "settings of the old one"
+            f"{old.source}: no tensor of its policy fits one of the agent's by name and shape; of another shape: "
+            f"{_listed(wrong_shape)}; without a place: {_listed(unused)}; wanted: {_listed(missing)}. Build the agent with "
+            "the environment and the network settings of the old one"
         )
     policy = {"policy": agent.components()["policy"]}
     load_state(agent.policy, policy, {"policy": {**own, **fitting}}, exact_match=True)
@@ -110,4 +109,4 @@ def _read(source: str | os.PathLike[str]) -> legacy.LegacyCheckpoint:
 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(printable(name, 80) for name in names[:_SHOWN]) + more if names else "none"
+    return ", ".join(printable(name, 60) for name in names[:_SHOWN]) + more if names else "none"
