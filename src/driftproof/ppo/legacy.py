@@ -39,8 +39,8 @@ def adopt(agent: Persistent, source: str | os.PathLike[str] | legacy.LegacyCheck
     if not fitting:
         raise CheckpointError(
             f"{old.source}: no tensor of its policy fits one of the agent's by name and shape; of another shape: "
-            f"{_listed(wrong_shape)}; without a place: {_listed(unused)}; wanted: {_listed(missing)}. Build the agent with "
-            "the environment and the network settings of the old one"
+            f"{_listed(wrong_shape)}; without a place: {_listed(unused)}; wanted: {_listed(missing)}. Build the agent "
+            "with the environment and the network settings of the old one"
         )
     policy = {"policy": agent.components()["policy"]}
     load_state(agent.policy, policy, {"policy": {**own, **fitting}}, exact_match=True)
