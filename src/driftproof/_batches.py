@@ -2,48 +2,77 @@
 
 from __future__ import annotations
 
-import math
+from typing import NamedTuple
 
-_LONGEST_DEFAULT_CHUNK = 32
-_SHORTEST_DEFAULT_CHUNK = 8
+_LONGEST_DEFAULT_SEQUENCE = 32
+
+STEPS_AND_BATCH = {False: (2048, 64), True: (128, 128)}
+"""Defaults of ``n_steps`` and ``batch_size`` without and with recurrence: those of PPO and of RecurrentPPO."""
 
 
-def sequence_steps(steps: int, envs: int, batch_size: int, sequence_length: int | None, is_recurrent: bool) -> int:
-    """Steps that stay together in minibatches, which must divide evenly.
+class Batches(NamedTuple):
+    """A rollout of ``n_steps * n_envs`` samples, cut into minibatches of whole sequences.
+
+    Attributes:
+        sequence_length: Steps that stay together. The last sequence of an environment may be shorter.
+        per_batch: Sequences in a minibatch. The last minibatch may have fewer.
+        per_epoch: Minibatches that make up the rollout.
+        sequences: Sequences in the rollout.
+    """
+
+    sequence_length: int
+    per_batch: int
+    per_epoch: int
+    sequences: int
+
+
+def cut(n_steps: int, n_envs: int, batch_size: int, sequence_length: int | None, is_recurrent: bool) -> Batches:
+    """How a rollout is cut.
 
     Args:
-        steps: ``n_steps`` of every environment.
-        envs: How many environments.
-        batch_size: Samples in a minibatch.
-        sequence_length: As it was given; ``None``: the largest divisor of ``steps`` up to 32.
-        is_recurrent: Whether the policy has a memory.
+        n_steps: Steps of every environment.
+        n_envs: Environments.
+        batch_size: Samples in a minibatch; one that is larger than the rollout means all of it.
+        sequence_length: Steps through which gradients flow; ``None``: at most 32 and at most ``batch_size``, so that
+            sequences are of about equal lengths.
+        is_recurrent: Whether the policy has a recurrent core; without one, every step is a sequence.
 
     Raises:
-        ValueError: They do not fit together; the message has numbers that do.
+        ValueError: Sequences are longer than the rollout.
     """
-    chunk = sequence_length
-    if not is_recurrent:
-        chunk = 1
-    elif chunk is None:
-        chunk = max(k for k in range(1, min(steps, _LONGEST_DEFAULT_CHUNK) + 1) if steps % k == 0)
-        if chunk < min(steps, _SHORTEST_DEFAULT_CHUNK):
+    length = 1
+    if is_recurrent and sequence_length is None:
+        longest = min(_LONGEST_DEFAULT_SEQUENCE, n_steps, batch_size)
+        length = _ceil(n_steps, _ceil(n_steps, longest))
+    elif is_recurrent and sequence_length is not None:
+        if sequence_length > n_steps:
             raise ValueError(
-                f"n_steps={steps} can be cut into sequences of {chunk} at most, too short to learn a memory: use a "
-                f"multiple of {_LONGEST_DEFAULT_CHUNK}, or give sequence_length"
+                f"sequence_length={sequence_length} is longer than the rollout of n_steps={n_steps}: use at most that"
             )
-    if steps % chunk:
-        raise ValueError(f"sequence_length={chunk} does not divide n_steps={steps}; use one of {_divisors(steps)}")
-    samples = steps * envs
-    if batch_size % chunk or samples % batch_size:
-        fitting = [b for b in _divisors(samples) if b % chunk == 0]
-        near = sorted(sorted(fitting, key=lambda b: abs(b - batch_size))[:4])
-        raise ValueError(
-            f"batch_size={batch_size} does not fit: it must be a multiple of sequence_length={chunk} and divide "
-            f"n_steps * n_envs = {steps} * {envs} = {samples}; use for example {', '.join(map(str, near))}"
-        )
-    return int(chunk)
+        length = int(sequence_length)
+    sequences = _ceil(n_steps, length) * n_envs
+    per_batch = min(max(1, batch_size // length), sequences)
+    return Batches(length, per_batch, _ceil(sequences, per_batch), sequences)
 
 
-def _divisors(number: int) -> list[int]:
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
+def truncation(n_steps: int, n_envs: int, batch_size: int, batches: Batches) -> str | None:
+    """What to tell somebody whose ``batch_size`` makes the last minibatch smaller than the others, if it does."""
+    samples = n_steps * n_envs
+    whole = batches.sequences // batches.per_batch
+    rest = batches.sequences % batches.per_batch
+    if batch_size <= samples and not rest:
+        return None
+    what = (
+        f"a truncated mini-batch of all {samples} samples"
+        if batch_size > samples
+        else f"after {whole} minibatches of {batches.per_batch * batches.sequence_length} samples comes a truncated "
+        f"mini-batch of {rest * batches.sequence_length}"
+    )
+    return (
+        f"batch_size={batch_size} does not divide the rollout of n_steps * n_envs = {n_steps} * {n_envs} = {samples} "
+        f"samples: {what}. A factor of {samples} gives minibatches of equal size"
+    )
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)

@@ -62,13 +62,13 @@ def _check(settings: Config) -> None:
     searches = settings.pbt != PBTSection()
     agent = check(settings, is_population=searches)
     count = sum(parameter.numel() for parameter in agent.policy.parameters())
-    ppo = settings.ppo
-    minibatches = ppo.n_epochs * settings.steps_per_update // ppo.batch_size
+    cut = settings.batches
     say(
         f"{settings.env.id}: sees {_described(agent.observation_space)}, does {_described(agent.action_space)}\n"
         f"{settings.policy.name} with {count:,} parameters on {agent.device}\n"
-        f"{settings.total_updates:,} updates of {settings.steps_per_update:,} steps, {minibatches} minibatches of "
-        f"{ppo.batch_size} each, in sequences of {settings.sequence_steps()}"
+        f"{settings.total_updates:,} updates of {settings.steps_per_update:,} steps, "
+        f"{agent.optimizer_steps_per_update} minibatches of {cut.per_batch * cut.sequence_length} samples each, in "
+        f"sequences of {cut.sequence_length}"
     )
     if searches:
         names = ", ".join(item.name for item in settings.pbt.hyperparams)

@@ -157,12 +157,16 @@ class PPOSection(Section):
         3e-4,
         description="Size of steps; 1e-5 to 1e-2. May be a schedule: {kind: linear, start: 3e-4, end: 0}, or cosine.",
     )
-    n_steps: Count = Field(2048, ge=1, description="Steps of every environment between updates.")
-    batch_size: Count = Field(
-        64,
+    n_steps: Count | None = Field(
+        None,
         ge=1,
-        description="Samples in a minibatch; a multiple of sequence_length that divides n_steps * n_envs. Larger: "
-        "steadier, and faster on the clock; 32 to 4096.",
+        description="Steps of every environment between updates. null: 128 with a recurrent policy, 2048 without.",
+    )
+    batch_size: Count | None = Field(
+        None,
+        ge=1,
+        description="Samples in a minibatch, of whole sequences; the last one may be smaller. Larger: steadier, and "
+        "faster on the clock; 32 to 4096. null: 128 with a recurrent policy, 64 without.",
     )
     n_epochs: Count = Field(
         10, ge=1, description="Passes over the rollout. More learn more from it, and move the policy further; 3 to 20."
@@ -170,8 +174,8 @@ class PPOSection(Section):
     sequence_length: Count | None = Field(
         None,
         ge=1,
-        description="Steps through which gradients flow back in time; states carry on over its ends. Divides n_steps. "
-        "Longer learns longer memories, and is slower. null: the largest divisor up to 32.",
+        description="Steps through which gradients flow back in time; recurrent states carry on over its ends. Longer "
+        "learns longer memories, and is slower. null: up to 32.",
     )
     gamma: Share = Field(0.99, description="Discount. Closer to 1 looks further ahead; 0.9 to 0.999.")
     gae_lambda: Share = Field(0.95, description="Of advantages. Closer to 1: less bias, more noise; 0.9 to 1.")

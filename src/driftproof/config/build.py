@@ -240,8 +240,7 @@ def check(config: Config, is_population: bool = False) -> DistributionalPPO:
     if is_population:
         from driftproof.pbt import check_against
 
-        steps = config.ppo.n_epochs * config.steps_per_update // config.ppo.batch_size
-        interval = config.pbt.perturbation_interval * steps
+        interval = config.pbt.perturbation_interval * agent.optimizer_steps_per_update
         with _as_config_error("pbt"):
             check_against(population_config(config), agent.hyperparams, steps_per_interval=interval)
     return agent

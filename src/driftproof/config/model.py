@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from driftproof._batches import sequence_steps
+from driftproof._batches import STEPS_AND_BATCH, Batches, cut
 from driftproof._trust import OWN, Trust
 from driftproof._unused import (
     ADVERSARY_DEFAULTS,
@@ -94,7 +94,7 @@ class Config(Section):
         _check_adversarial(self.adversarial)
         _check_search(self.pbt)
         _check_backend(self.pbt)
-        self.sequence_steps()
+        _ = self.batches
         return self
 
     @property
@@ -108,20 +108,26 @@ class Config(Section):
         config._trust = trust
         return config
 
-    def sequence_steps(self) -> int:
-        """Steps that stay together in minibatches."""
-        ppo = self.ppo
+    @property
+    def n_steps(self) -> int:
+        """Steps of every environment between updates."""
+        given = self.ppo.n_steps
+        return STEPS_AND_BATCH[self.policy.has_memory][0] if given is None else given
+
+    @property
+    def batches(self) -> Batches:
+        """How a rollout is cut into sequences and minibatches."""
+        given, has_memory = self.ppo.batch_size, self.policy.has_memory
+        batch_size = STEPS_AND_BATCH[has_memory][1] if given is None else given
         try:
-            return sequence_steps(
-                ppo.n_steps, self.env.n_envs, ppo.batch_size, ppo.sequence_length, self.policy.has_memory
-            )
+            return cut(self.n_steps, self.env.n_envs, batch_size, self.ppo.sequence_length, has_memory)
         except ValueError as error:
-            raise SettingError("ppo.batch_size", str(error)) from error
+            raise SettingError("ppo.sequence_length", str(error)) from error
 
     @property
     def steps_per_update(self) -> int:
         """Environment steps between updates."""
-        return self.ppo.n_steps * self.env.n_envs
+        return self.n_steps * self.env.n_envs
 
     @property
     def total_updates(self) -> int:

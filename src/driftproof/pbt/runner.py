@@ -428,8 +428,8 @@ def _checked(config: PBTConfig, make_agent: MakeAgent) -> PBTConfig:
     with unchanged_generators():
         agent = make_agent(0)
         try:
-            steps = int(agent.n_epochs) * agent.n_steps * agent.n_envs // agent.batch_size
-            return check_against(config, agent.hyperparams, steps_per_interval=config.perturbation_interval * steps)
+            interval = config.perturbation_interval * agent.optimizer_steps_per_update
+            return check_against(config, agent.hyperparams, steps_per_interval=interval)
         finally:
             if agent.env is not None:
                 agent.env.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -21,6 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch.optim import Optimizer
 
 from driftproof._arguments import check_count, check_number
+from driftproof._batches import STEPS_AND_BATCH, Batches, cut, truncation
 from driftproof._optimizer_names import optimizer_name
 from driftproof.nn.heads import ClipMode
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy, PolicyState
@@ -46,7 +48,6 @@ from driftproof.ppo.settings import (
     check_policy,
     check_settings,
     check_spaces,
-    chunk_length,
     collect_hyperparams,
     kl_penalty_settings,
     policy_arguments,
@@ -100,8 +101,10 @@ class DistributionalPPO(Persistent):
             ``MultiInput...`` forms, or a class.
         env: A Gymnasium environment or its id, a VecEnv, or a vector environment of Gymnasium or EnvPool.
         learning_rate: 3e-4 if not given; a function of the remaining progress makes a schedule.
-        n_steps: Steps of every environment between updates.
-        batch_size: Samples in a minibatch; a multiple of ``sequence_length`` that divides ``n_steps * n_envs``.
+        n_steps: Steps of every environment between updates. ``None``: 128 with a recurrent policy, as RecurrentPPO has
+            it, and 2048 without, as PPO.
+        batch_size: Samples in a minibatch, of whole sequences; the last one may be smaller, and one larger than the
+            rollout means all of it. ``None``: 128 with a recurrent policy, 64 without.
         n_epochs: Passes over the rollout. More learn more from it, and move the policy further.
         gamma: Discount. Closer to 1 looks further ahead.
         gae_lambda: Of advantages. Closer to 1: less bias, more noise.
@@ -116,9 +119,8 @@ class DistributionalPPO(Persistent):
         sde_sample_freq: Steps after which its exploration matrices are drawn anew, typically 4 to 64; -1: only when a
             rollout begins. Fewer steps explore more, and less smoothly.
         target_kl: KL divergence that an update aims at, 0.005 to 0.05; ``None``: as far as clipping lets it.
-        sequence_length: Steps through which gradients flow back in time; states carry on over its ends. Divides
-            ``n_steps``. ``None``: the largest divisor up to 32. Longer learns longer memories, and is slower. 1 without
-            memory.
+        sequence_length: Steps through which gradients flow back in time; recurrent states carry on over its ends.
+            ``None``: up to 32. Longer learns longer memories, and is slower. 1 without recurrence.
         optimizer_class: ``"adaptive_upgd"``, ``"upgd"``, ``"upgdw"``, ``"adamw"``, ``"adam"``, ``"sgd"``, in any
             spelling (``"AdaptiveUPGD"``), or a class.
         optimizer_kwargs: Its arguments. An ``lr`` among them replaces ``learning_rate``.
@@ -190,8 +192,8 @@ class DistributionalPPO(Persistent):
         policy: str | type[DistributionalPolicy] = "MlpLstmPolicy",
         env: GymEnv | str | None = None,
         learning_rate: float | Schedule | None = None,
-        n_steps: int = 2048,
-        batch_size: int = 64,
+        n_steps: int | None = None,
+        batch_size: int | None = None,
         n_epochs: int = 10,
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
@@ -257,8 +259,10 @@ class DistributionalPPO(Persistent):
             use_sde=use_sde,
             sde_sample_freq=sde_sample_freq,
         )
-        self.n_steps = n_steps
-        self.batch_size = batch_size
+        is_recurrent = self.policy_kwargs.get("core", getattr(self.policy_class, "default_core", "lstm")) != "none"
+        default_steps, default_batch = STEPS_AND_BATCH[is_recurrent]
+        self.n_steps: int = default_steps if n_steps is None else n_steps
+        self.batch_size: int = default_batch if batch_size is None else batch_size
         self.n_epochs = n_epochs
         self.gamma = gamma
         self.gae_lambda = gae_lambda
@@ -293,7 +297,9 @@ class DistributionalPPO(Persistent):
         self._n_updates = 0
         check_settings(self)
         # Searches give numbers of NumPy, which torch and Python's generator do not take.
-        self.n_steps, self.batch_size, self.seed = int(n_steps), int(batch_size), None if seed is None else int(seed)
+        self.n_steps, self.batch_size, self.seed = (
+            None if number is None else int(number) for number in (self.n_steps, self.batch_size, seed)
+        )
         if _init_setup_model:
             if self.env is None:
                 raise ValueError(
@@ -301,7 +307,8 @@ class DistributionalPPO(Persistent):
                     "set_env(env) and _setup_model()"
                 )
             self._setup_model()
-            chunk_length(self, self.n_envs)
+            if told := truncation(self.n_steps, self.n_envs, self.batch_size, self.batches):
+                warnings.warn(told, stacklevel=2)
 
     def _setup_model(self) -> None:
         """Build networks, optimizer and controllers, once the spaces are known. Called again, nothing happens."""
@@ -372,6 +379,20 @@ class DistributionalPPO(Persistent):
         self._built_in = tuple(components)
         for name, component in components.items():
             self.register(name, component)
+
+    @property
+    def batches(self) -> Batches:
+        """How a rollout is cut into sequences and minibatches."""
+        if not self.policy.is_recurrent and self.sequence_length not in (None, 1):
+            raise ValueError(
+                f"sequence_length={self.sequence_length} is for recurrent policies; {type(self.policy).__name__} is none"
+            )
+        return cut(self.n_steps, self.n_envs, self.batch_size, self.sequence_length, self.policy.is_recurrent)
+
+    @property
+    def optimizer_steps_per_update(self) -> int:
+        """Minibatches of all epochs of an update."""
+        return int(self.n_epochs) * self.batches.per_epoch
 
     def _captured_settings(self) -> dict[str, float]:
         """Hyper-parameters that a captured step does not read from tensors."""
@@ -472,15 +493,15 @@ class DistributionalPPO(Persistent):
         check_number("total_timesteps", total_timesteps, above=0)
         if log_interval is not None:
             check_count("log_interval", log_interval, at_least=1)
-        chunk = chunk_length(self, self.n_envs)
+        shape = (self.n_steps, self.n_envs, self.batches.sequence_length)
         if reset_num_timesteps or self._last_obs is None:
             self._forget, self.edge.reset_seed = True, None
         # The name that callbacks of Stable-Baselines3 look for.
         total_timesteps, callbacks = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
-        if self._rollout is None or self._rollout.shape != (self.n_steps, self.n_envs, chunk):
-            self._rollout = Rollout(self.policy, self.n_steps, self.n_envs, chunk)
+        if self._rollout is None or self._rollout.shape != shape:
+            self._rollout = Rollout(self.policy, *shape)
         callbacks.on_training_start(locals(), globals())
         iteration = 0
         while self.num_timesteps < min(total_timesteps, self.pause_at or total_timesteps):

@@ -64,7 +64,7 @@ class Rollout:
         policy: Whose rollout.
         steps: T.
         envs: N.
-        chunk: K, steps that stay together in a minibatch.
+        chunk: K, steps that stay together in a minibatch. Where it does not divide T, the last chunk is padded.
     """
 
     def __init__(self, policy: DistributionalPolicy, steps: int, envs: int, chunk: int) -> None:
@@ -96,7 +96,7 @@ class Rollout:
 
     def _state_room(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """``[chunks, layers, N, units]`` for each part."""
-        return tuple(part.new_zeros(self.steps // self.chunk, *part.shape) for part in parts)
+        return tuple(part.new_zeros(-(-self.steps // self.chunk), *part.shape) for part in parts)
 
     def store_state(self, step: int, state: PolicyState) -> None:
         """Keep the state before a step, if a chunk starts there."""
@@ -114,7 +114,7 @@ class Rollout:
         orders: list[Tensor],
         with_predictions: bool,
         static_shapes: bool,
-        attacked: int = 0,
+        attacked: Callable[[int], int] | None = None,
     ) -> Iterator[Minibatch]:
         """Minibatches of whole chunks ``[K, B]``, one pass for every order.
 
@@ -123,18 +123,26 @@ class Rollout:
             advantages: ``[T, N]``.
             targets: ``[T, N]``.
             chunks_per_batch: B.
-            orders: Permutations of the ``T / K * N`` chunks, on the CPU.
+            orders: Permutations of the ``⌈T / K⌉ * N`` chunks, on the CPU.
             with_predictions: Whether clipping needs what the critics said.
-            static_shapes: Give a mask of episode starts instead of segments.
-            attacked: How many of the B chunks an adversary attacks.
+            static_shapes: Give a mask of episode starts instead of segments, and fill the last minibatch up with
+                chunks that do not count.
+            attacked: From the number of a minibatch's chunks to how many of them an adversary attacks.
         """
+        padding = -self.steps % self.chunk
 
         def chunked(part: Tensor) -> Tensor:
-            """``[T, N, ...]`` to ``[K, chunks, ...]``."""
+            """``[T, N, ...]`` to ``[K, chunks, ...]``, the last step repeated where T is too short."""
+            if padding:
+                part = torch.cat((part, part[-1:].expand(padding, *part.shape[1:])))
             return part.view(-1, self.chunk, *part.shape[1:]).transpose(0, 1).flatten(1, 2)
 
-        starts = self.starts.reshape(-1, self.chunk, self.envs).swapaxes(0, 1).reshape(self.chunk, -1)
-        valid = None if self.valid.all() and not static_shapes else chunked(self._to_device(self.valid))
+        padded_starts = np.pad(self.starts, ((0, padding), (0, 0)))
+        starts = padded_starts.reshape(-1, self.chunk, self.envs).swapaxes(0, 1).reshape(self.chunk, -1)
+        is_whole = self.valid.all() and not padding
+        valid = None if is_whole and not static_shapes else chunked(self._to_device(self.valid))
+        if valid is not None and padding:
+            valid[-padding:, -self.envs :] = 0
         keep = chunked(self._to_device(~self.starts)) if static_shapes else None
         observations = map_observation(self.observations, chunked)
         actions, parameters = chunked(self.actions), chunked(self.parameters)
@@ -144,13 +152,20 @@ class Rollout:
         states = [tuple(part.transpose(0, 1).flatten(1, 2) for part in parts) for parts in self.states]
         for order in orders:
             for host_index in torch.split(order, chunks_per_batch):
+                missing = chunks_per_batch - len(host_index) if static_shapes else 0
+                if missing:
+                    host_index = torch.cat((host_index, host_index[:1].expand(missing)))
                 index = host_index.to(self.device, non_blocking=True)
                 segments = attacked_segments = None
                 if not static_shapes and self.states.actor + self.states.critic:
                     own_starts = starts[:, host_index.numpy()]
                     segments = Segments.cut(own_starts, self.device)
-                    attacked_segments = Segments.cut(own_starts[:, :attacked], self.device)
+                    if attacked is not None:
+                        attacked_segments = Segments.cut(own_starts[:, : attacked(len(host_index))], self.device)
                 pick = partial(_pick, index)
+                own_valid = None if valid is None else pick(valid)
+                if own_valid is not None and missing:
+                    own_valid[:, -missing:] = 0
                 yield Minibatch(
                     map_observation(observations, pick),
                     pick(actions),
@@ -159,7 +174,7 @@ class Rollout:
                     pick(advantages),
                     pick(targets),
                     tuple(map(pick, predictions)),
-                    None if valid is None else pick(valid),
+                    own_valid,
                     PolicyState(*(tuple(map(pick, parts)) for parts in states)),
                     segments,
                     None if keep is None else pick(keep),

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from driftproof._arguments import check_count, check_flag, check_number, check_option
-from driftproof._batches import sequence_steps
 from driftproof._unused import without_unused
 from driftproof.nn.heads import CLIP_MODES, QuantileHead
 from driftproof.nn.policies import DistributionalPolicy
@@ -344,14 +343,6 @@ def check_heads(agent: DistributionalPPO) -> None:
     """Refuse to clip what the value heads do not have."""
     if agent.value_clip_mode == "per_quantile" and not isinstance(agent.policy.heads[0], QuantileHead):
         raise ValueError("value_clip_mode='per_quantile' needs value_head='quantile' in policy_kwargs")
-
-
-def chunk_length(agent: DistributionalPPO, envs: int) -> int:
-    """Steps that stay together in minibatches, which must divide evenly."""
-    chunk, is_recurrent = agent.sequence_length, agent.policy.is_recurrent
-    if not is_recurrent and chunk not in (None, 1):
-        raise ValueError(f"sequence_length={chunk} is for policies with memory; {type(agent.policy).__name__} has none")
-    return sequence_steps(agent.n_steps, envs, agent.batch_size, chunk, is_recurrent)
 
 
 def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:

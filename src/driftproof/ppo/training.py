@@ -127,10 +127,9 @@ def optimize(agent: DistributionalPPO, rollout: Rollout, advantages: Tensor, tar
     """All epochs; what :class:`OptimizerStep` tells of every minibatch ``[steps, names]``."""
     if agent.normalize_advantage:
         advantages = normalize_advantages(advantages, valid)
-    chunks = rollout.steps * rollout.envs // rollout.chunk
-    chunks_per_batch = agent.batch_size // rollout.chunk
-    orders = [torch.randperm(chunks) for _ in range(int(agent.hyperparams.current("n_epochs")))]
-    agent.kl_stop.reset(len(orders) * chunks // chunks_per_batch)
+    cut = agent.batches
+    orders = [torch.randperm(cut.sequences) for _ in range(int(agent.hyperparams.current("n_epochs")))]
+    agent.kl_stop.reset(len(orders) * cut.per_epoch)
     if agent.vgs is not None:
         agent.vgs.reset_history()
     if agent.adversary is not None:
@@ -139,11 +138,11 @@ def optimize(agent: DistributionalPPO, rollout: Rollout, advantages: Tensor, tar
         agent.policy.distribution.log_prob(rollout.parameters, rollout.actions),
         advantages,
         targets,
-        chunks_per_batch,
+        cut.per_batch,
         orders,
         with_predictions=agent._step.clip_mode is not None,
         static_shapes=agent.cuda_graph,
-        attacked=0 if agent.adversary is None else agent.adversary.share(chunks_per_batch),
+        attacked=None if agent.adversary is None else agent.adversary.share,
     )
     coefficients = _coefficients(agent)
     facts = []
