@@ -146,7 +146,7 @@ def test_names_that_are_taken_are_refused(trained, capsys):
         (["infer", "nowhere", "prices.csv", "--output", "signals.txt"], "must end in .csv or .parquet"),
         (["train", "--env", "CartPol-v1"], "env.id: there is no environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
         (["train", "--env", "CartPole-v1", "--set", "ppo.gama=1"], "--set ppo.gama=1: ppo.gama: unknown"),
-        (["train", "--env", "CartPole-v1", "--set", "batch_size=60"], "batch_size=60 does not fit"),
+        (["train", "--env", "CartPole-v1", "--set", "sequence_length=600"], "sequence_length=600 is longer than"),
         (["tune", "--env", "CartPole-v1", "--set", "pbt.hyperparams.0.name=num_atoms"], "cannot be searched"),
         (["train", "--env", "CartPole-v1", "--name", "a/b"], "--name 'a/b' must be the name of a folder"),
         (["train", "--resume", "x", "--env", "CartPole-v1"], "leave out --env"),

@@ -96,9 +96,10 @@ def test_wrong_values_are_refused_with_their_place(text, problem):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("n_steps: 100\nbatch_size: 60", "my.yaml:2: ppo.batch_size: batch_size=60 does not fit"),
-        ("n_steps: 97", "can be cut into sequences of 1 at most"),
-        ("batch_size: 60\nn_envs: 3", "n_steps * n_envs = 2048 * 3 = 6144; use for example"),
+        (
+            "n_steps: 100\nsequence_length: 160",
+            "my.yaml:2: ppo.sequence_length: sequence_length=160 is longer than the rollout of n_steps=100",
+        ),
         (
             "critic: {num_atoms: 21}",
             "my.yaml:1: critic.num_atoms: 21 would have no effect, it is for",

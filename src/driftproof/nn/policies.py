@@ -85,7 +85,8 @@ class DistributionalPolicy(BasePolicy):
         net_arch: Widths of the layers behind the core: a list for actor and critics, or ``dict(pi=[...], vf=[...])``.
             ``None``: two of 64, and none behind a :class:`NatureCNN`.
         activation_fn: Between these layers.
-        ortho_init: Orthogonal initial weights, small ones for the actions; recurrent weights are torch's.
+        ortho_init: Orthogonal initial weights of all layers but the recurrent core's, which has its own
+            initialisation; small ones for the actions.
         lstm_hidden_size: Units of the recurrent core, LSTM or GRU.
         n_lstm_layers: Its layers.
         shared_recurrence: One core for actor and critics, which then learn it together.
@@ -217,6 +218,8 @@ class DistributionalPolicy(BasePolicy):
         )
         if ortho_init:
             self._initialise()
+        for each in self._cores():
+            each.initialise()
 
     @classmethod
     def _check_extractor(cls, extractor: Any, observation_space: spaces.Space[Any]) -> None:
@@ -262,8 +265,6 @@ class DistributionalPolicy(BasePolicy):
         for module, gain in modules:
             for layer in module.modules():
                 self.init_weights(layer, gain)
-        for core in self._cores():
-            core.initialise()
 
     @property
     def heads(self) -> list[ValueHead]:
