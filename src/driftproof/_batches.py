@@ -51,7 +51,7 @@ def cut(n_steps: int, n_envs: int, batch_size: int, sequence_length: int | None,
             )
         length = int(sequence_length)
     sequences = _ceil(n_steps, length) * n_envs
-    per_batch = min(max(1, batch_size // length), sequences)
+    per_batch = sequences if batch_size >= n_steps * n_envs else max(1, batch_size // length)
     return Batches(length, per_batch, _ceil(sequences, per_batch), sequences)
 
 

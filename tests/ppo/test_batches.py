@@ -31,7 +31,9 @@ def test_sequences_and_minibatches_cover_the_rollout(n_steps, n_envs, batch_size
 
 
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
-@pytest.mark.parametrize(("n_steps", "batch_size", "sequence_length"), [(7, 5, None), (13, 64, 5), (9, 4, 6), (12, 7, 4)])
+@pytest.mark.parametrize(
+    ("n_steps", "batch_size", "sequence_length"), [(7, 5, None), (13, 64, 5), (9, 4, 6), (12, 7, 4)]
+)
 @pytest.mark.parametrize("static_shapes", [False, True])
 def test_every_sample_is_in_one_minibatch(policy, n_steps, batch_size, sequence_length, static_shapes):
     model = _small(policy, n_steps, batch_size, sequence_length)
@@ -77,7 +79,9 @@ def test_padding_changes_no_loss():
 
 
 def test_a_truncated_minibatch_is_announced():
-    with pytest.warns(UserWarning, match=r"15 samples: after 2 minibatches of 7 samples comes a truncated mini-batch of 1"):
+    with pytest.warns(
+        UserWarning, match=r"15 samples: after 2 minibatches of 7 samples comes a truncated mini-batch of 1"
+    ):
         agent(scripted([4], [4], [4]), n_steps=5, batch_size=7)
     with pytest.warns(UserWarning, match="a truncated mini-batch of all 15 samples"):
         agent(scripted([4], [4], [4]), n_steps=5, batch_size=64)

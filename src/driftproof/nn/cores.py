@@ -169,7 +169,7 @@ class LSTMCore(_TorchCore):
 
         The cell starts as ``0.27 c + 0.73 candidate`` and shows 0.73 of itself. With biases around 0 the outputs are
         half as large, and a forget gate that is open at first mixes all steps: both make the first updates learn
-        less. benchmarks/short.py has the numbers.
+        less. The ``short`` part of benchmarks/learning.py has the numbers.
         """
         super().initialise()
         for layer in range(self.layers):

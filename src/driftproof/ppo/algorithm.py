@@ -307,7 +307,8 @@ class DistributionalPPO(Persistent):
                     "set_env(env) and _setup_model()"
                 )
             self._setup_model()
-            if told := truncation(self.n_steps, self.n_envs, self.batch_size, self.batches):
+            told = truncation(self.n_steps, self.n_envs, self.batch_size, self.batches)
+            if told is not None and batch_size is not None:
                 warnings.warn(told, stacklevel=2)
 
     def _setup_model(self) -> None:
