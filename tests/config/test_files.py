@@ -29,7 +29,7 @@ def test_random_configurations_are_not_all_the_same():
     """The property above would hold for configurations that are all at their defaults."""
     seen = set()
 
-    @settings(max_examples=100, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=200, suppress_health_check=list(HealthCheck), database=None)
     @given(configs())
     def look(config):
         changed = config.model_dump(exclude_defaults=True)

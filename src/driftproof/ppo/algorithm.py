@@ -297,9 +297,8 @@ class DistributionalPPO(Persistent):
         self._n_updates = 0
         check_settings(self)
         # Searches give numbers of NumPy, which torch and Python's generator do not take.
-        self.n_steps, self.batch_size, self.seed = (
-            None if number is None else int(number) for number in (self.n_steps, self.batch_size, seed)
-        )
+        self.n_steps, self.batch_size = int(self.n_steps), int(self.batch_size)
+        self.seed = None if seed is None else int(seed)
         if _init_setup_model:
             if self.env is None:
                 raise ValueError(
@@ -386,7 +385,8 @@ class DistributionalPPO(Persistent):
         """How a rollout is cut into sequences and minibatches."""
         if not self.policy.is_recurrent and self.sequence_length not in (None, 1):
             raise ValueError(
-                f"sequence_length={self.sequence_length} is for recurrent policies; {type(self.policy).__name__} is none"
+                f"sequence_length={self.sequence_length} is for recurrent policies; "
+                f"{type(self.policy).__name__} is none"
             )
         return cut(self.n_steps, self.n_envs, self.batch_size, self.sequence_length, self.policy.is_recurrent)
 
