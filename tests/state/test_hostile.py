@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import io
+import json
 import os
 import resource
 import subprocess
@@ -13,9 +14,10 @@ import time
 import tracemalloc
 
 import pytest
+import torch
 
 from driftproof.state import CheckpointError, compare, inspect, read
-from tests.state import hostile
+from tests.state import fuzz, hostile
 
 
 def problem_with(path):
@@ -93,6 +95,41 @@ def test_every_truncation_is_seen():
         with pytest.raises(CheckpointError):
             read(io.BytesIO(data[:length]))
     assert compare(read(io.BytesIO(data)).tree, {"w": hostile.torch.arange(3.0), "n": 1}) == []
+
+
+@pytest.mark.parametrize(
+    "shape", [[1] * 100_000, [1] * 65, {"a": 1}, None, [[1] * 100_000]], ids=["100,000", "65", "dict", "none", "nested"]
+)
+def test_dimensions_are_bounded(shape):
+    manifest, _ = hostile.members(hostile.valid({"a": torch.zeros(1)}))
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}).encode()
+    refuses_soon(manifest, len(header).to_bytes(8, "little") + header + bytes(4), "dimensions|cannot be read")
+
+
+def test_references_are_bounded():
+    manifest, state = hostile.members(hostile.valid({"a": torch.zeros(1)}))
+    many = {**json.loads(manifest), "state": {"a": [{"$tensor": "a"}] * 240_000}}
+    refuses_soon(json.dumps(many).encode(), state, "50,000 references")
+    with pytest.raises(ValueError, match="50,000 tensors"):
+        hostile.valid([torch.zeros(1)] * 50_001)
+
+
+def refuses_soon(manifest, state, problem):
+    file = fuzz.sealed(manifest, state)
+    start = time.process_time()
+    with pytest.raises(CheckpointError, match=problem):
+        read(io.BytesIO(file))
+    found = inspect(io.BytesIO(file))
+    assert not found.intact
+    assert len(str(found)) < 5000
+    assert time.process_time() - start < 3
+
+
+def test_long_and_strange_names_are_shown_short_and_escaped():
+    tree = {"\x1b[31m" + "x" * 10_000: 1, "\u202e\ud800": torch.zeros(1)}
+    shown = inspect(io.BytesIO(hostile.valid(tree))).render(leaves=True)
+    assert all(line.isprintable() and len(line) < 500 for line in shown.split("\n"))
+    assert "\\u202e" in shown
 
 
 def test_pipes_do_not_block(tmp_path):

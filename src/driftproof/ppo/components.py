@@ -44,14 +44,15 @@ def load_state(
     _check_names(components, states, exact_match, external)
     parts = {name: part for name, part in components.items() if name in states}
     with _as_checkpoint_error("the state"):
-        given = copy_tree({name: states[name] for name in parts})
-        widened = policy.lacks_second_critic(given.get("policy", {}))
-    unchecked = []
+        widened = policy.lacks_second_critic(states.get("policy", {}))
+    given, unchecked = {}, []
     for name, part in parts.items():
         with _as_checkpoint_error(external(name)):
-            given[name] = _prepared(policy, part, given[name], widened)
+            given[name] = _prepared(policy, part, states[name], widened)
             if not _check(policy, part, given[name], widened):
                 unchecked.append(name)
+    with _as_checkpoint_error("the state"):
+        given = copy_tree(given)
     order = [*unchecked, *(name for name in parts if name not in unchecked)]
     undo: list[tuple[str, Callable[[], None]]] = []
     with restored_on_error():

@@ -8,7 +8,11 @@ from typing import Any
 
 from driftproof.state._errors import CheckpointError
 from driftproof.state._reader import Reader, Source
+from driftproof.state._text import printable
 from driftproof.state.tree import Leaf, describe
+
+_WIDEST = 120
+"""Characters of a cell in a table."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,15 @@ class Inspection:
     def render(self, *, leaves: bool = False) -> str:
         """Plain text, with every leaf if asked for."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        lines = [
+        first = [
             self.source,
             f"  {'intact' if self.intact else 'DAMAGED: ' + str(self.problem)}",
             f"  {self.file_bytes:,} bytes, format {self.format_version}, written {self.created}",
             f"  {'exact: training continues as if uninterrupted' if self.exact else 'not exact'}",
             f"  {versions}",
-            "",
         ]
+        # Names in a file are a stranger's, and terminals obey some characters.
+        lines = [*map(printable, first), ""]
         rows = [(part.name, f"{part.tensors:,}", f"{part.values:,}", f"{part.bytes:,}") for part in self.components]
         total = [sum(getattr(part, of) for part in self.components) for of in ("tensors", "values", "bytes")]
         lines += _table(
@@ -60,8 +65,7 @@ class Inspection:
         )
         if leaves:
             lines += ["", *_table([("leaf", "kind", "dtype", "shape", "bytes"), *_rows(self.leaves)], texts=4)]
-        # Names in a file are a stranger's, and terminals obey some characters.
-        return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines)
+        return "\n".join(lines)
 
 
 def inspect(source: Source) -> Inspection:
@@ -133,6 +137,7 @@ def _rows(leaves: list[Leaf]) -> list[tuple[str, ...]]:
 
 def _table(rows: list[tuple[str, ...]], texts: int) -> list[str]:
     """Aligned lines: so many columns of text, then numbers."""
+    rows = [tuple(printable(cell, _WIDEST) for cell in row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = [
         [
