@@ -82,7 +82,7 @@ def wrong_values(value: Any) -> list[Any]:
         return [MISSING, [*value, 1], (*value, None), list(value)[1:], dict(enumerate(value)), *PLAIN]
     if isinstance(value, torch.Tensor):
         return [MISSING, *_wrong_tensors(value), *PLAIN]
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return [MISSING, *(tensor.numpy() for tensor in _wrong_tensors(torch.tensor(value))), *PLAIN]
     return [MISSING, *PLAIN]
 

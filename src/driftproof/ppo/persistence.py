@@ -414,7 +414,7 @@ def _as_checkpoint_error(path: object) -> Iterator[None]:
 
 def _named_states(tree: Any, source: object) -> Mapping[str, Any]:
     if not isinstance(tree, Mapping) or not all(isinstance(name, str) for name in tree):
-        raise CheckpointError(f"{source} holds no states of an agent's components, by name")
+        raise CheckpointError(f"{source} holds no states of an agent, but a {type(tree).__name__}")
     return tree
 
 
