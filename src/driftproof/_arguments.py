@@ -8,6 +8,10 @@ from numbers import Integral, Real
 from typing import Any
 
 
+class ArgumentError(ValueError, AssertionError):
+    """An argument that is wrong. Stable-Baselines3 raises ``AssertionError`` for many, which its users catch."""
+
+
 def check_number(
     name: str,
     value: Any,
@@ -17,30 +21,30 @@ def check_number(
     below: float = math.inf,
     at_most: float = math.inf,
 ) -> None:
-    """Raise a ``ValueError`` unless ``value`` is a finite number within the bounds."""
+    """Raise an :class:`ArgumentError` unless ``value`` is a finite number within the bounds."""
     if _is_number(value, Real) and _is_finite(value) and at_least <= value <= at_most and above < value < below:
         return
     signs = {">=": at_least, ">": above, "<=": at_most, "<": below}
     bounds = " and ".join(f"{sign} {bound:g}" for sign, bound in signs.items() if math.isfinite(bound))
-    raise ValueError(f"Invalid {name}: {value!r}; must be a finite number {bounds}")
+    raise ArgumentError(f"Invalid {name}: {value!r}; must be a finite number {bounds}")
 
 
 def check_count(name: str, value: Any, *, at_least: int = 0) -> None:
-    """Raise a ``ValueError`` unless ``value`` is a whole number, and large enough."""
+    """Raise an :class:`ArgumentError` unless ``value`` is a whole number, and large enough."""
     if not _is_number(value, Integral) or value < at_least:
-        raise ValueError(f"Invalid {name}: {value!r}; must be a whole number >= {at_least}")
+        raise ArgumentError(f"Invalid {name}: {value!r}; must be a whole number >= {at_least}")
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raise a ``ValueError`` unless ``value`` is a bool."""
+    """Raise an :class:`ArgumentError` unless ``value`` is a bool."""
     if not isinstance(value, bool):
-        raise ValueError(f"Invalid {name}: {value!r}; must be True or False")
+        raise ArgumentError(f"Invalid {name}: {value!r}; must be True or False")
 
 
 def check_option(name: str, value: object, options: Sequence[str]) -> None:
-    """Raise a ``ValueError`` unless ``value`` is one of ``options``."""
+    """Raise an :class:`ArgumentError` unless ``value`` is one of ``options``."""
     if value not in options:
-        raise ValueError(f"Invalid {name}: {value!r}; must be one of {', '.join(map(repr, options))}")
+        raise ArgumentError(f"Invalid {name}: {value!r}; must be one of {', '.join(map(repr, options))}")
 
 
 def _is_finite(value: Any) -> bool:
