@@ -91,6 +91,10 @@ class ValueHead(nn.Module, ABC):
     def rescale(self, old: Scale, new: Scale) -> None:
         """Change the weights so that predictions decoded with the new scale are what they were with the old one."""
 
+    @abstractmethod
+    def rescaled(self, prediction: Tensor, old: Scale, new: Scale) -> Tensor:
+        """What the head says after :meth:`rescale`, of a prediction that it made before."""
+
     def _as_column(self, target: Tensor, prediction: Tensor) -> Tensor:
         """Targets ``[..., 1]``, one for each prediction."""
         if prediction.shape[:-1] != target.shape:
@@ -169,6 +173,9 @@ class QuantileHead(ValueHead):
         """As PopArt does (van Hasselt et al., 2016, arXiv 1602.07714): exact up to rounding."""
         self.linear.weight.mul_(old.std / new.std)
         self.linear.bias.mul_(old.std / new.std).add_((old.mean - new.mean) / new.std)
+
+    def rescaled(self, prediction: Tensor, old: Scale, new: Scale) -> Tensor:
+        return prediction * (old.std / new.std) + (old.mean - new.mean) / new.std
 
 
 class CategoricalHead(ValueHead):
@@ -251,6 +258,9 @@ class CategoricalHead(ValueHead):
 
     def rescale(self, old: Scale, new: Scale) -> None:
         """Nothing: the atoms stay where they are, and stand for other returns."""
+
+    def rescaled(self, prediction: Tensor, old: Scale, new: Scale) -> Tensor:
+        return prediction
 
     def saturated(self, target: Tensor) -> Tensor:
         """The share of targets outside the support, 0-dim."""

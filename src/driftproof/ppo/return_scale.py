@@ -44,12 +44,14 @@ class ReturnScale:
     """
 
     initialised: bool
+    """Whether the snapshot is the scale of what the value heads predict."""
+    has_statistics: bool
     """Whether returns have been observed."""
 
     def __init__(self, decay: float = 0.9, device: torch.device | str | None = None) -> None:
         check_number("decay", decay, at_least=0, below=1)
         self.decay = decay
-        self.initialised = False
+        self.initialised = self.has_statistics = False
         self._mean = torch.zeros((), dtype=torch.float32, device=device)
         self._variance = torch.zeros((), dtype=torch.float32, device=device)
         self._updates = torch.zeros((), dtype=torch.float32, device=device)
@@ -65,6 +67,15 @@ class ReturnScale:
     def snapshot(self) -> Scale:
         """What values are decoded with; a copy."""
         return Scale(self._snapshot_mean.clone(), self._snapshot_std.clone())
+
+    @torch.no_grad()
+    def start_from(self, scale: Scale) -> None:
+        """Begin with value heads that predict returns in this scale already; statistics come with the first rollout."""
+        check_number("std", float(scale.std), above=0)
+        check_number("mean", float(scale.mean))
+        self._snapshot_mean.fill_(scale.mean)
+        self._snapshot_std.fill_(scale.std)
+        self.initialised = True
 
     @torch.no_grad()
     def observe(self, returns: Tensor, valid: Tensor | None = None) -> None:
@@ -90,7 +101,7 @@ class ReturnScale:
         self._variance.copy_(torch.where(usable, new_variance, self._variance))
         self._mean.copy_(torch.where(usable, new_mean, self._mean))
         self._updates.add_(counts * usable)
-        self.initialised = True
+        self.initialised = self.has_statistics = True
 
     @torch.no_grad()
     def refresh(self) -> tuple[Scale, Scale]:
@@ -145,6 +156,7 @@ class ReturnScale:
         """
         self.check_state_dict(state_dict)
         self.initialised = bool(state_dict["initialised"])
+        self.has_statistics = self.initialised and float(state_dict["updates"]) > 0
         for name, tensor in self._tensors().items():
             tensor.fill_(float(state_dict[name]))
 

@@ -49,10 +49,9 @@ def update(agent: DistributionalPPO, rollout: Rollout) -> None:
     estimates = estimate(agent, rollout, valid)
     scale = agent.return_scale
     quantiles = quantile_metrics(agent.policy.heads, rollout.predictions, valid, scale)
-    is_first = not scale.initialised
+    is_first = not scale.has_statistics
     if is_first:
-        scale.observe(estimates.returns, valid)
-        scale.refresh()
+        _initialise_scale(agent, rollout, estimates.returns, valid)
     std, targets = scale.snapshot.std, scale.normalize(estimates.returns)
     steps = optimize(agent, rollout, estimates.advantages, targets, valid)
     if not is_first:
@@ -81,6 +80,22 @@ def update(agent: DistributionalPPO, rollout: Rollout) -> None:
         metrics["train/std"] = agent.policy.log_std.detach().exp().mean()
     agent._n_updates += int(agent.hyperparams.current("n_epochs"))
     log(agent, metrics, steps)
+
+
+def _initialise_scale(agent: DistributionalPPO, rollout: Rollout, returns: Tensor, valid: Tensor) -> None:
+    """Take the scale of returns from the first rollout.
+
+    New value heads then predict in it from the start. Heads that knew returns before, as those of a converted agent,
+    are rescaled, so that they still say the same, and so is what they said during the rollout.
+    """
+    scale, heads = agent.return_scale, agent.policy.heads
+    knew_returns = scale.initialised
+    scale.observe(returns, valid)
+    old, new = scale.refresh()
+    if knew_returns:
+        for head, predictions in zip(heads, rollout.predictions, strict=True):
+            head.rescale(old, new)
+            predictions.copy_(head.rescaled(predictions, old, new))
 
 
 def advance_entropy(agent: DistributionalPPO) -> None:
