@@ -48,7 +48,8 @@ def convert(
     """Make an agent of today's format from an older file. What has no place in it is listed; no code in it is run.
 
     The agent is built for the environment with the settings given, and takes over every tensor that fits by name and
-    shape. The file that is written is a whole agent: `load`, `evaluate` and `train --from` take it.
+    shape. Of PPO and RecurrentPPO of Stable-Baselines3, networks and settings come from the file. The file that is
+    written is a whole agent: `load`, `evaluate` and `train --from` take it.
     """
     from driftproof.state import legacy
 
@@ -77,7 +78,10 @@ def _converted(found: LegacyCheckpoint, settings: Config) -> tuple[Distributiona
     """An agent with what the file holds, as far as it fits, and a report in lines."""
     from driftproof.config import build_agent
     from driftproof.ppo.legacy import adopt
+    from driftproof.ppo.sb3_import import is_of_sb3
 
+    if is_of_sb3(found):
+        return _imported(found.source, settings)
     agent = build_agent(settings)
     try:
         with warnings.catch_warnings():
@@ -86,6 +90,21 @@ def _converted(found: LegacyCheckpoint, settings: Config) -> tuple[Distributiona
     except BaseException:
         agent.env.close()  # type: ignore[union-attr]
         raise
+
+
+def _imported(source: str, settings: Config) -> tuple[DistributionalPPO, list[str]]:
+    """An agent of Stable-Baselines3, with its own settings where none are given."""
+    from driftproof.config.build import build_agent_env
+    from driftproof.config.given import given_arguments
+    from driftproof.ppo import import_sb3
+
+    env = build_agent_env(settings)
+    try:
+        agent, report = import_sb3(source, env, **given_arguments(settings))
+    except BaseException:
+        env.close()
+        raise
+    return agent, report
 
 
 def _is_of_today(path: Path) -> bool:

@@ -153,22 +153,28 @@ def build_agent(config: Config, member: int = 0) -> DistributionalPPO:
     Raises:
         ConfigError: Settings contradict each other, or the environment.
     """
-    from stable_baselines3.common.vec_env import VecNormalize
-
     from driftproof.ppo import DistributionalPPO
 
-    check_names(config)
-    _check_device(config)
-    env = build_env(config)
+    env = build_agent_env(config)
     try:
         _check_actions(config, env.action_space)
-        if config.env.normalize_observations:
-            env = VecNormalize(env, norm_reward=False, clip_obs=config.env.clip_observations)
         with _as_config_error():
             return DistributionalPPO(env=env, seed=seed_of(config, member), **agent_arguments(config))
     except BaseException:
         env.close()
         raise
+
+
+def build_agent_env(config: Config) -> VecEnv:
+    """The environments that an agent of this configuration trains in, with statistics of observations if it has any."""
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    check_names(config)
+    _check_device(config)
+    env = build_env(config)
+    if config.env.normalize_observations:
+        env = VecNormalize(env, norm_reward=False, clip_obs=config.env.clip_observations)
+    return env
 
 
 def build_population(

@@ -4,6 +4,7 @@ from driftproof.ppo.algorithm import DistributionalPPO
 from driftproof.ppo.callbacks import SaveCheckpoints
 from driftproof.ppo.hyperparams import Hyperparameters
 from driftproof.ppo.rollout import RolloutError
+from driftproof.ppo.sb3_import import from_sb3, import_sb3
 from driftproof.ppo.schedules import Cosine, Linear
 from driftproof.ppo.training import TrainingError
 from driftproof.ppo.vector_env import GymnasiumVecEnv
@@ -17,4 +18,6 @@ __all__ = [
     "RolloutError",
     "SaveCheckpoints",
     "TrainingError",
+    "from_sb3",
+    "import_sb3",
 ]

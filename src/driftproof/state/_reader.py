@@ -36,6 +36,9 @@ _CONVERT = (
     "make a checkpoint of it: driftproof convert {0} NEW.zip --env ID, or give it to an agent: "
     "driftproof.ppo.legacy.adopt(agent, {0!r})"
 )
+_CONVERT_SB3 = (
+    "make a checkpoint of it: driftproof convert {0} NEW.zip --env ID, or an agent: driftproof.ppo.from_sb3({0!r}, env)"
+)
 
 Source = str | os.PathLike[str] | BinaryIO
 
@@ -154,7 +157,7 @@ class Reader:
             if start[30 : 30 + len(MANIFEST)] == MANIFEST.encode():
                 return
             if b"policy.pth" in end:
-                self._fail("is a Stable-Baselines3 file, with pickles in it", convert)
+                self._fail("is a Stable-Baselines3 file, with pickles in it", _CONVERT_SB3.format(self.name))
             if b"/data.pkl" in start + end:
                 self._fail("is a torch file, with a pickle in it", convert)
             self._fail(f"is a zip file, but does not begin with {MANIFEST}", "give the path of a checkpoint")

@@ -1,0 +1,186 @@
+"""Settings from files of Stable-Baselines3: plain values as they are, classes and schedules by fixed tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import stable_baselines3.common.torch_layers as layers
+from stable_baselines3.common.utils import LinearSchedule
+from torch import nn
+
+from driftproof._arguments import check_count, check_flag, check_number
+from driftproof.ppo.schedules import Linear
+from driftproof.state import CheckpointError
+
+_NUMBERS: dict[str, dict[str, float]] = {
+    "gamma": {"at_least": 0, "at_most": 1},
+    "gae_lambda": {"at_least": 0, "at_most": 1},
+    "ent_coef": {"at_least": 0},
+    "vf_coef": {"at_least": 0},
+    "max_grad_norm": {"above": 0},
+    "target_kl": {"above": 0},
+}
+_COUNTS = ("n_steps", "batch_size", "n_epochs")
+_ACTIVATIONS = (
+    *(nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.SELU, nn.CELU, nn.Mish, nn.ReLU6, nn.Hardtanh),
+    *(nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Hardswish, nn.LogSigmoid, nn.Tanhshrink, nn.PReLU),
+)
+_CLASSES: dict[str, dict[str, type[Any]]] = {
+    key: {str(kind): kind for kind in kinds}
+    for key, kinds in {
+        "activation_fn": _ACTIVATIONS,
+        "features_extractor_class": (layers.FlattenExtractor, layers.NatureCNN, layers.CombinedExtractor),
+    }.items()
+}
+"""What descriptions of classes stand for. A description is text that is compared, nothing is imported for it."""
+_FROM_WEIGHTS = (
+    *("net_arch", "lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm"),
+    *("share_features_extractor", "features_extractor_kwargs", "log_std_init", "ortho_init", "full_std"),
+)
+"""Arguments of policies that weights tell, or replace."""
+_NUMBER = r"(\d+(?:\.\d*)?(?:e[-+]?\d+)?)"
+_CONSTANT = re.compile(rf"ConstantSchedule\(val={_NUMBER}\)")
+_LINEAR = re.compile(rf"LinearSchedule\(start={_NUMBER}, end={_NUMBER}, end_fraction={_NUMBER}\)")
+_LARGEST = 2**24
+"""Of counts; a file that says more is not believed."""
+_UNREADABLE = "is a function, which a file only holds as a pickle"
+
+Schedule = Callable[[float], float]
+
+
+class SB3Settings:
+    """What the settings in a file make of an agent.
+
+    Args:
+        data: What :func:`driftproof.state.sb3.read_data` returned.
+        uses_sde: Whether its weights are those of an agent that explores with gSDE.
+        optimizer_lr: The learning rate that was last in force, where it is known.
+        name: Of the file, for errors.
+
+    Raises:
+        CheckpointError: The agent is of a kind that there is not here.
+    """
+
+    def __init__(self, data: Mapping[str, Any], uses_sde: bool, optimizer_lr: Any, name: str) -> None:
+        self.arguments: dict[str, Any] = {}
+        """For :class:`driftproof.ppo.DistributionalPPO`."""
+        self.policy_kwargs: dict[str, Any] = {}
+        """Those that weights do not tell."""
+        self.report: list[str] = []
+        """Lines about what could not be taken over."""
+        self._data, self._name = data, name
+        self._flags = ("normalize_images", "use_expln", "squash_output") if uses_sde else ("normalize_images",)
+        policy_class = data.get("policy_class")
+        if isinstance(policy_class, dict) and "maskable" in str(policy_class.get("__module__")):
+            raise CheckpointError(
+                f"{name} cannot become an agent: it is of MaskablePPO, and driftproof's policies do not mask actions"
+            )
+        self._take_plain()
+        if uses_sde:
+            self.arguments["use_sde"] = True
+            self._take("sde_sample_freq", _check_count, at_least=-1, at_most=_LARGEST)
+        self._take_learning_rate(optimizer_lr)
+        self._take_clip_ranges()
+        self._take_policy_kwargs()
+
+    @property
+    def num_timesteps(self) -> int:
+        """How many steps it was trained for."""
+        steps = self._data.get("num_timesteps")
+        return int(steps) if steps is not None and _is_valid(_check_count, steps, at_most=2**62) else 0
+
+    def _take_plain(self) -> None:
+        for key, bounds in _NUMBERS.items():
+            self._take(key, check_number, **bounds)
+        for key in _COUNTS:
+            self._take(key, _check_count, at_least=1, at_most=_LARGEST)
+        self._take("normalize_advantage", check_flag)
+        self._take("seed", _check_count, at_most=2**32 - 1)
+        self._take("_stats_window_size", _check_count, at_least=1, at_most=_LARGEST)
+
+    def _take(self, key: str, check: Callable[..., None], **bounds: float) -> None:
+        value = self._data.get(key)
+        if value is None:
+            return
+        if _is_valid(check, value, **bounds):
+            self.arguments[key.removeprefix("_")] = value
+        else:
+            self.report.append(f"{key}: cannot be used as it is in the file; the default is in force")
+
+    def _take_learning_rate(self, optimizer_lr: Any) -> None:
+        rate = self._data.get("learning_rate")
+        if isinstance(rate, dict):
+            rate = _schedule(rate) or _schedule(self._data.get("lr_schedule"))
+        if callable(rate) or (_is_valid(check_number, rate, above=0)):
+            self.arguments["learning_rate"] = rate
+        elif _is_valid(check_number, optimizer_lr, above=0):
+            self.arguments["learning_rate"] = float(optimizer_lr)
+            self.report.append(f"learning_rate: {_UNREADABLE}; {optimizer_lr:g}, which was last in force, goes on")
+        elif "learning_rate" in self._data:
+            self.report.append(f"learning_rate: {_UNREADABLE}; the default is in force")
+
+    def _take_clip_ranges(self) -> None:
+        clip_range = self._data.get("clip_range")
+        found = _schedule(clip_range) if isinstance(clip_range, dict) else clip_range
+        if callable(found) or _is_valid(check_number, found, above=0):
+            self.arguments["clip_range"] = found
+        elif clip_range is not None:
+            self.report.append(f"clip_range: {_UNREADABLE}; the default is in force")
+        if self._data.get("clip_range_vf") is not None:
+            self.report.append(
+                "clip_range_vf: not taken over; there it is in units of rewards, here in standard deviations of returns"
+            )
+
+    def _take_policy_kwargs(self) -> None:
+        given = self._data.get("policy_kwargs")
+        for key, value in given.items() if isinstance(given, dict) else ():
+            if key in _CLASSES:
+                self.policy_kwargs[key] = _CLASSES[key].get(value) if isinstance(value, str) else None
+            elif key in self._flags and isinstance(value, bool):
+                self.policy_kwargs[key] = value
+            elif key not in (*_FROM_WEIGHTS, "use_sde", ":type:"):
+                self.report.append(f"policy_kwargs.{ascii(key)[1:61]}: not taken over")
+
+    def policy_classes(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of the policy that the file names, and those that the caller gives.
+
+        Raises:
+            CheckpointError: The file names one that is not known, and the caller gives none.
+        """
+        for key, kind in self.policy_kwargs.items():
+            if kind is None and key not in given:
+                raise CheckpointError(
+                    f"{self._name} cannot become an agent: its {key} is not one of Stable-Baselines3's or torch's; "
+                    f"pass the class: from_sb3(path, env, policy_kwargs={{{key!r}: ...}})"
+                )
+        return {**self.policy_kwargs, **given}
+
+
+def _schedule(described: Any) -> float | Schedule | None:
+    """A schedule from its description; ``None`` if that does not tell it."""
+    text = described.get("value_schedule") if isinstance(described, dict) else None
+    if not isinstance(text, str) or len(text) > 200:
+        return None
+    if constant := _CONSTANT.fullmatch(text):
+        return float(constant[1])
+    if not (linear := _LINEAR.fullmatch(text)):
+        return None
+    start, end, fraction = map(float, linear.groups())
+    if not 0 < fraction <= 1 or max(start, end) <= 0:
+        return None
+    return Linear(start, end) if fraction == 1 else LinearSchedule(start, end, fraction)
+
+
+def _check_count(name: str, value: Any, at_most: int, at_least: int = 0) -> None:
+    check_count(name, value, at_least=at_least)
+    check_number(name, value, at_most=at_most)
+
+
+def _is_valid(check: Callable[..., None], value: Any, **bounds: float) -> bool:
+    try:
+        check("", value, **bounds)
+    except (ValueError, OverflowError):
+        return False
+    return True
