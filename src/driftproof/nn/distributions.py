@@ -267,12 +267,13 @@ class SquashedGaussian(Gaussian):
 
     def __init__(self, space: spaces.Box) -> None:
         super().__init__(space)
-        extent = self.high - self.low
-        if not (extent.isfinite() & (extent > 0)).all():
+        # Not of the tensors, which have no values while a policy's shapes are found out on the meta device.
+        extent = space.high.astype(np.float64) - space.low.astype(np.float64)
+        if not (np.isfinite(extent) & (extent > 0)).all():
             raise ValueError(f"squash_output=True needs an action space with finite bounds, low < high, not {space}")
         # The environment's action has the slope (high - low) / 2 * (1 - tanh(a)^2), whose logarithm is, in a form that
         # does not cancel, log(high - low) + log(2) + 2 * (a - 2 * softplus(a, beta=2)).
-        self._log_scale = float(extent.double().log().sum()) + self.dim * math.log(2)
+        self._log_scale = float(np.log(extent).sum()) + self.dim * math.log(2)
         nodes = torch.linspace(-_REACH, _REACH, _NODES)
         self.register_buffer("nodes", nodes, persistent=False)
         self.register_buffer("weights", (-nodes.square() / 2).softmax(0), persistent=False)
