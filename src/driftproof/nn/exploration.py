@@ -11,6 +11,8 @@ differs from state to state and with standardised noise that is correlated over 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -87,6 +89,11 @@ class StateDependentExploration(nn.Module):
             variance = latent.detach().to(log_std.dtype).square() @ self.std(log_std).square()
         return (variance + _EPSILON).log() / 2
 
+    def stepper(self, log_std: Tensor) -> Callable[[Tensor], Tensor]:
+        """The same as :meth:`log_std`, without gradients, for a parameter that does not change while it is used."""
+        variances = self.std(log_std.detach()).square()
+        return lambda latent: torch.add(latent.square() @ variances, _EPSILON).log().mul(0.5)
+
     def noise(self, latent: Tensor, log_std: Tensor, action_log_std: Tensor) -> Tensor:
         """Standardised noise ``[B, dim]``: how far, in their standard deviations, actions are from their means.
 
@@ -97,9 +104,35 @@ class StateDependentExploration(nn.Module):
             log_std: The parameter.
             action_log_std: What :meth:`log_std` says of these features.
         """
-        std = self.std(log_std)
-        if len(latent) == len(self.matrices):
-            deviation = (latent.unsqueeze(1) @ (self.matrices * std)).squeeze(1)
-        else:
-            deviation = latent @ (self.matrices[0] * std)
-        return deviation * (-action_log_std).exp()
+        return _standardised(latent, self.matrices * self.std(log_std), action_log_std)
+
+    def rollout_noise(self, envs: int, sample_freq: int, log_std: Tensor) -> Callable[[int, Tensor, Tensor], Tensor]:
+        """:meth:`noise` for a whole rollout, in which the parameter does not change, with matrices drawn on the way.
+
+        Args:
+            envs: In parallel.
+            sample_freq: Steps between draws; -1: one when the rollout begins.
+            log_std: The parameter.
+
+        Returns:
+            A function of the number of the step, the features, and the logarithms of the actions' standard deviations.
+        """
+        std, weights = self.std(log_std.detach()), self.matrices
+
+        def noise(step: int, latent: Tensor, action_log_std: Tensor) -> Tensor:
+            nonlocal weights
+            if step == 0 or (sample_freq > 0 and step % sample_freq == 0):
+                self.draw(envs)
+                weights = self.matrices * std
+            return _standardised(latent, weights, action_log_std)
+
+        return noise
+
+
+def _standardised(latent: Tensor, weights: Tensor, action_log_std: Tensor) -> Tensor:
+    """Deviations from the mean that features ``[B, features]`` have by weights ``[N, features, dim]``, over the std."""
+    if len(latent) == len(weights) > 1:
+        deviation = torch.bmm(latent.unsqueeze(1), weights).squeeze(1)
+    else:
+        deviation = latent @ weights[0]
+    return deviation * (-action_log_std).exp()

@@ -294,13 +294,18 @@ class DistributionalPolicy(BasePolicy):
         """
         run_cores = self._core_stepper()
         layers = [layer.forward for layer in self.actor_network]  # Hooks are for training.
-        action_head = self.action_head.forward
+        action_head, spread = self.action_head.forward, self._with_spread
+        if self.exploration is not None:
+            log_std = self.exploration.stepper(self.log_std)
+
+            def spread(outputs: Tensor, latent: Tensor) -> Tensor:
+                return torch.cat((outputs, log_std(latent).expand_as(outputs)), -1)
 
         def step(observation: Observation, state: PolicyState) -> Step:
             latent, critic_memory, state = run_cores(*self._features(observation), state)
             for layer in layers:
                 latent = layer(latent)
-            return Step(self._with_spread(action_head(latent), latent), critic_memory, state, latent)
+            return Step(spread(action_head(latent), latent), critic_memory, state, latent)
 
         return step
 
@@ -429,17 +434,11 @@ class DistributionalPolicy(BasePolicy):
             envs: In parallel.
             sde_sample_freq: Steps between draws of the exploration matrices of gSDE; -1: one for the rollout.
         """
-        exploration = self.exploration
-        if exploration is None:
+        if self.exploration is None:
             noise = self.distribution.noise(steps, envs, device=self.device)
             return lambda step, parameters, latent: noise[step]
-
-        def correlated(step: int, parameters: Tensor, latent: Tensor) -> Tensor:
-            if step == 0 or (sde_sample_freq > 0 and step % sde_sample_freq == 0):
-                exploration.draw(envs)
-            return self._noise(parameters, latent)
-
-        return correlated
+        dim, correlated = self.exploration.dim, self.exploration.rollout_noise(envs, sde_sample_freq, self.log_std)
+        return lambda step, parameters, latent: correlated(step, latent, parameters[..., dim:])
 
     def _noise(self, parameters: Tensor, latent: Tensor) -> Tensor:
         """Noise for one step: from the exploration matrices in force, or drawn for it."""

@@ -299,6 +299,7 @@ class DistributionalPPO(Persistent):
         # Searches give numbers of NumPy, which torch and Python's generator do not take.
         self.n_steps, self.batch_size = int(self.n_steps), int(self.batch_size)
         self.seed = None if seed is None else int(seed)
+        self.sde_sample_freq = int(sde_sample_freq)
         if _init_setup_model:
             if self.env is None:
                 raise ValueError(
