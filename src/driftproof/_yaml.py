@@ -17,8 +17,25 @@ _FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+")
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
+class TooMuchError(yaml.MarkedYAMLError):
+    """It is YAML, and too much of it."""
+
+
 class Loader(yaml.SafeLoader):
     """Plain values only, and ``1e-4`` is a number, as in YAML 1.2; dates stay texts."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            # Here and not of the finished tree: what follows would take the scanner seconds.
+            raise TooMuchError(
+                problem=f"is nested more than {MAX_DEPTH} deep", problem_mark=self.peek_event().start_mark
+            )
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 class Dumper(yaml.SafeDumper):
@@ -36,10 +53,6 @@ for _kind in (Loader, Dumper):
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^({_FLOAT.pattern})$"), list("-+0123456789."))
 
 
-class TooMuchError(yaml.MarkedYAMLError):
-    """It is YAML, and too much of it."""
-
-
 def parse(text: str) -> tuple[yaml.Node | None, Any]:
     """The one document in a text: its nodes, which know their lines, and its value.
 
@@ -50,10 +63,7 @@ def parse(text: str) -> tuple[yaml.Node | None, Any]:
         raise TooMuchError(problem=f"has more than {MAX_BYTES:,} characters")
     loader = Loader(text)
     try:
-        try:
-            node = loader.get_single_node()
-        except RecursionError:
-            raise TooMuchError(problem=f"is nested more than {MAX_DEPTH} deep") from None
+        node = loader.get_single_node()
         if node is None:
             return None, None
         _measure(node, 1, {})
@@ -98,9 +108,9 @@ def _measure(node: yaml.Node, depth: int, known: dict[int, tuple[int, int, int] 
         found = known[key]
         if found is None:
             raise _excess(node, "contains itself")
-    elif depth > MAX_DEPTH:
-        raise _excess(node, f"is nested more than {MAX_DEPTH} deep")
     else:
+        if isinstance(node, yaml.ScalarNode) and any("\ud800" <= character <= "\udfff" for character in node.value):
+            raise yaml.MarkedYAMLError(problem="half a character, which no text holds", problem_mark=node.start_mark)
         known[key] = None
         found = known[key] = _sum(node, [_measure(inner, depth + 1, known) for inner in _inside(node)])
     values, characters, height = found

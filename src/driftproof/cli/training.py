@@ -79,6 +79,9 @@ def _restore(agent: DistributionalPPO, folder: Path) -> None:
     from driftproof.state import CheckpointStore
 
     store = CheckpointStore(folder / "checkpoints")
+    if blocked := [path for path in store.list() if not path.is_file()]:
+        # One of these names is where a checkpoint will be written.
+        raise CommandError(f"{blocked[0]} is no regular file; remove it, then resume")
     checkpoint = store.load_latest()
     if checkpoint is not None:
         with _does_not_fit(folder):

@@ -232,9 +232,9 @@ def _cleaned(loc: Iterable[str | int], data: Any) -> keys.Path:
         if inside or (isinstance(data, Mapping) and part in data):
             data = data[part]
             path.append(part)
-    last = list(loc)[-1]
-    if isinstance(data, Mapping) and last not in path and last != "[key]":
-        path.append(last)  # What is missing is not in the data.
+    last = list(loc)[-1:]
+    if isinstance(data, Mapping) and last and last[0] not in path and last != ["[key]"]:
+        path += last  # What is missing is not in the data.
     return tuple(path)
 
 
