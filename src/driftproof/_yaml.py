@@ -30,9 +30,8 @@ class Loader(yaml.SafeLoader):
         self._depth += 1
         if self._depth > MAX_DEPTH:
             # Here and not of the finished tree: what follows would take the scanner seconds.
-            raise TooMuchError(
-                problem=f"is nested more than {MAX_DEPTH} deep", problem_mark=self.peek_event().start_mark
-            )
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise TooMuchError(problem=f"is nested more than {MAX_DEPTH} deep", problem_mark=mark)
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
         return node

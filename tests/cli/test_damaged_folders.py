@@ -153,6 +153,7 @@ READERS = {
         "checkpoints/best": ["inspect best"],
         "checkpoints/checkpoint_000000000032.zip": ["inspect", "train", "convert"],
         ".lock": ["train"],
+        "owner.json": ["evaluate", "train"],
     },
     "many": {
         "population.json": ["report"],
@@ -238,16 +239,18 @@ def test_checkpoints_that_are_sealed_and_wrong(single, commands, forge, name):
 
 def test_a_checkpoint_and_a_configuration_of_different_runs(single, commands):
     """Components that the configuration does not have, and networks of other sizes."""
-    for change in ("vgs.enabled=false", "policy.net_arch=[5]", "adversarial.enabled=true"):
+    for section, change in {
+        "vgs": {"enabled": False, "warmup_steps": 100},
+        "policy": {"net_arch": [5]},
+        "adversarial": {"enabled": True},
+    }.items():
         run = single.fresh()
         config = yaml.safe_load((run / "config.yaml").read_text())
-        section, _, rest = change.partition(".")
-        name, _, value = rest.partition("=")
-        config[section][name] = yaml.safe_load(value)
+        config[section] |= change
         (run / "config.yaml").write_text(yaml.safe_dump(config))
         assert not problem(run, *commands["train"](run))
         code, _, errors, _ = command("train", "--resume", run)
-        assert code == 1, change
+        assert code == 1, section
         assert re.search(r"checkpoints? .*does not fit .*config\.yaml", errors)
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from driftproof._text import printable
 from driftproof.config import earlier, keys
 from driftproof.config.files import ConfigError, as_yaml, loads, plain_yaml, settings_in
 from driftproof.config.model import Config
@@ -53,7 +54,7 @@ def migrate(text: str, name: str = "") -> Migrated:
         migration.take(path, value)
     migration.finish()
     ordered = {section: migration.data[section] for section in Config.model_fields if section in migration.data}
-    heading = [f"# {line}" for line in migration.notes]
+    heading = [f"# {printable(line)}" for line in migration.notes]
     result = "\n".join([*heading, as_yaml(ordered) if ordered else ""])
     try:
         return Migrated(result, migration.notes, loads(result, name=f"{name} in today's form" if name else ""))

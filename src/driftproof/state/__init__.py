@@ -1,5 +1,6 @@
 """The state tree, and the files that hold it."""
 
+from driftproof._files import RunFolderError
 from driftproof._text import printable
 from driftproof.state._atomic import write_atomically
 from driftproof.state.files import Checkpoint, CheckpointError, Inspection, inspect, read, write
@@ -27,6 +28,7 @@ __all__ = [
     "Difference",
     "Inspection",
     "Leaf",
+    "RunFolderError",
     "Stateful",
     "compare",
     "copy_tree",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from driftproof.state._text import printable
+from driftproof._text import printable
 
 
 class CheckpointError(ValueError):

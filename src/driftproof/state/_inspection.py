@@ -6,9 +6,9 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from driftproof._text import printable
 from driftproof.state._errors import CheckpointError
 from driftproof.state._reader import Reader, Source
-from driftproof.state._text import printable
 from driftproof.state.tree import Leaf, describe
 
 _WIDEST = 120

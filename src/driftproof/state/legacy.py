@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from driftproof._text import printable
 from driftproof.state._codec import MAX_DEPTH, Path, check_key, kind_of, render
 from driftproof.state._errors import CheckpointError
 from driftproof.state._reader import MAX_JSON_VALUES, open_regular
-from driftproof.state._text import printable
 
 Format: TypeAlias = Literal["v2_full_parameters", "v1_policy_only", "parameters", "state_dict", "stable_baselines3"]
 """``parameters`` and ``state_dict`` are the first two without ``format_version``."""

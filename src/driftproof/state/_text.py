@@ -1,1 +1,0 @@
-from driftproof._text import printable as printable
