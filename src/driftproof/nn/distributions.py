@@ -269,7 +269,7 @@ class SquashedGaussian(Gaussian):
         super().__init__(space)
         # Not of the tensors, which have no values while a policy's shapes are found out on the meta device.
         extent = space.high.astype(np.float64) - space.low.astype(np.float64)
-        if not (np.isfinite(extent) & (extent > 0)).all():
+        if not ((extent > 0) & (extent <= np.finfo(np.float32).max)).all():
             raise ValueError(f"squash_output=True needs an action space with finite bounds, low < high, not {space}")
         # The environment's action has the slope (high - low) / 2 * (1 - tanh(a)^2), whose logarithm is, in a form that
         # does not cancel, log(high - low) + log(2) + 2 * (a - 2 * softplus(a, beta=2)).
