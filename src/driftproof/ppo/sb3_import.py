@@ -7,14 +7,15 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import gymnasium
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.type_aliases import GymEnv
 from torch import Tensor
 from torch.optim import Optimizer
 
 from driftproof._arguments import check_number
 from driftproof.nn.heads import Scale
-from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
 from driftproof.optim import UPGDW, AdaptiveUPGD
 from driftproof.ppo.algorithm import DistributionalPPO
 from driftproof.ppo.components import load_state
@@ -111,12 +112,15 @@ def import_sb3(
     kwargs = {**networks.policy_kwargs(), **read.policy_classes(dict(settings.get("policy_kwargs") or {}))}
     if kwargs.get("value_head", "quantile") != "quantile":
         raise ValueError('a value becomes the mean of quantiles: policy_kwargs["value_head"] must be "quantile"')
-    agent = _without_networks(networks, env, {**read.arguments, **settings, "policy_kwargs": kwargs}, device)
+    made = gymnasium.make(env) if isinstance(env, str) else env
     try:
+        arguments = {"policy": networks.policy(_observation_space(made)), **read.arguments, **settings}
+        arguments |= {"policy_kwargs": kwargs, "device": device, "_init_setup_model": False}
+        agent = DistributionalPPO(env=made, **arguments)
         report = [*read.report, _build(agent, networks, name)]
     except BaseException:
-        if isinstance(env, str) and agent.env is not None:
-            agent.env.close()
+        if made is not env:
+            made.close()
         raise
     agent.return_scale.start_from(Scale(0.0, reward_scale))
     agent.num_timesteps = read.num_timesteps
@@ -132,15 +136,10 @@ def _learning_rate(optimizer: Mapping[str, Any]) -> Any:
     return first.get("lr") if isinstance(first, dict) else None
 
 
-def _without_networks(
-    networks: SB3Networks, env: GymEnv | str, arguments: dict[str, Any], device: torch.device | str
-) -> DistributionalPPO:
-    """An agent that knows its environment, whose spaces tell the name of its policy."""
-    given = arguments.pop("policy", None)
-    agent = DistributionalPPO(given or DistributionalPolicy, env, device=device, **arguments, _init_setup_model=False)
-    if given is None:
-        agent.policy_class = NAMED_POLICIES[networks.policy(agent.observation_space)]
-    return agent
+def _observation_space(env: Any) -> spaces.Space[Any]:
+    """Of one environment, also where there are several."""
+    space: spaces.Space[Any] = getattr(env, "single_observation_space", env.observation_space)
+    return space
 
 
 def _build(agent: DistributionalPPO, networks: SB3Networks, name: str) -> str:
