@@ -37,6 +37,8 @@ def unused_by_optimizer(name: str, options: Mapping[str, Any]) -> dict[str, str]
     if name not in ("adaptive_upgd", "upgd", "upgdw"):
         return {}
     values = OPTIMIZER_DEFAULTS | dict(options)
+    if options.get("sigma") == 0:
+        return dict.fromkeys(("adaptive_noise", *_NOISE), "sigma above 0")
     if not values["adaptive_noise"]:
         return dict.fromkeys(_NOISE, "adaptive_noise=True") | {"noise_beta": _AVERAGE}
     if values["noise_reference"] != "gradient":

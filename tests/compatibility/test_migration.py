@@ -155,6 +155,12 @@ CHANGES = [
         },
         None,
     ),
+    (
+        "training: {save_freq: 20000, n_steps: 2048}",
+        {"ppo": {"n_steps": 2048}, "run": {"checkpoint_every": 10}},
+        "run.checkpoint_every: save_freq: 20000 steps are 10 updates of 2048 steps",
+    ),
+    ("training: {save_freq: often}", {}, "training.save_freq: often is left out: run.checkpoint_every says it"),
     ("pbt: {enabled: false}", {}, "pbt.enabled: false is left out: a population is trained by `driftproof tune`"),
     ("model: {algo: sac}", {}, "model.algo: sac is left out: there is one algorithm"),
     ("model: {wings: 2}", {}, "model.wings: 2 is left out: no equivalent is known"),

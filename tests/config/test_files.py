@@ -143,6 +143,11 @@ def test_wrong_values_are_refused_with_their_place(text, problem):
             "optimizer_kwargs: {adaptive_noise: true, noise_reference: gradient, noise_beta: 0.9}",
             "optimizer.kwargs.noise_beta: 0.9 would have no",
         ),
+        ("adversarial: {enabled: true, adversarial_ratio: 0}", "adversarial.adversarial_ratio: 0 attacks nothing"),
+        (
+            "optimizer_kwargs: {sigma: 0, adaptive_noise: true}",
+            "optimizer.kwargs.adaptive_noise: True would have no effect, it is for sigma above 0",
+        ),
         ("optimizer_kwargs: {min_noise_std: 0.1}", "optimizer.kwargs.min_noise_std: 0.1 would have no effect"),
         ("optimizer_kwargs: {noise_reference: gradient}", "noise_reference: 'gradient' would have no effect"),
         (

@@ -107,7 +107,8 @@ def test_of_values_a_neighbour_is_taken():
 
 @pytest.mark.parametrize(("method", "share"), [("perturb", 0.0), ("both", 0.3), ("resample", 1.0)])
 def test_methods_of_exploring(method, share):
-    lr = HyperparamConfig("lr", 1e-6, 1.0, resample_probability=0.3, is_log_scale=True)
+    probability = {"resample_probability": share} if method == "both" else {}
+    lr = HyperparamConfig("lr", 1e-6, 1.0, is_log_scale=True, **probability)
     config, rng, own = (
         PBTConfig(hyperparams=[lr], explore_method=method),
         np.random.default_rng(0),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from driftproof.adversarial import SAPPOConfig
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD
 from driftproof.ppo import DistributionalPPO
 
@@ -131,6 +132,8 @@ def test_what_has_no_effect_cannot_be_set():
     model.hyperparams.load_state_dict({**model.hyperparams, "optimizer.noise_beta": 0.5})
     assert model.hyperparams["optimizer.noise_beta"] == 0.5
     assert not small(optimizer_class="adam").hyperparams.unused
+    unused = small(adversarial=SAPPOConfig(adversarial_ratio=0.0)).hyperparams.unused
+    assert unused["adversary.epsilon"] == unused["adversary.robust_kl_coef"] == "an adversarial_ratio above 0"
     off = small(vgs_kwargs={"enabled": False}).hyperparams.unused
     assert off["vgs.beta"] == "a scaler that is enabled"
 

@@ -195,8 +195,9 @@ class _Migration:
         self._forget_notes("kl_early_stop", "kl_exceed_stop_fraction")
 
     def _checkpoints(self) -> None:
-        steps, rollout = self._given.get("save_freq"), self._at("ppo", "n_steps") * self._at("env", "n_envs")
-        if type(steps) is int and type(rollout) is int and rollout > 0:
+        counts = self._given.get("save_freq"), self._at("ppo", "n_steps") or Config().n_steps, self._at("env", "n_envs")
+        if all(type(count) is int and count > 0 for count in counts):
+            steps, rollout = counts[0], counts[1] * counts[2]
             updates = max(1, round(steps / rollout))
             self._put(("run", "checkpoint_every"), updates, ("training", "save_freq"))
             self._forget_notes("save_freq")

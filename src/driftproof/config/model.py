@@ -153,6 +153,8 @@ def _check_adversarial(adversarial: AdversarialSection) -> None:
     if not adversarial.enabled:
         _check_defaults(adversarial, "adversarial", "for adversarial.enabled: true")
         return
+    if adversarial.adversarial_ratio == 0:
+        raise SettingError("adversarial.adversarial_ratio", "0 attacks nothing: use adversarial.enabled: false")
     values, attack = dict(adversarial), dict(adversarial.perturbation)
     _refuse(values, ADVERSARY_DEFAULTS, unused_by_adversary(values), "adversarial")
     _refuse(attack, ATTACK_DEFAULTS, unused_by_training_attack(attack), "adversarial.perturbation")
