@@ -255,6 +255,26 @@ def test_a_checkpoint_and_a_configuration_of_different_runs(single, commands):
 
 
 @pytest.mark.parametrize(
+    ("section", "change"),
+    [
+        ("run", {"threads": 10**9}),
+        ("env", {"n_envs": 10**9}),
+        ("policy", {"net_arch": [10**9]}),
+        ("critic", {"num_quantiles": 10**9}),
+        ("ppo", {"n_steps": 10**15}),
+        ("run", {"seed": 10**30}),
+    ],
+)
+def test_settings_that_ask_for_all_memory(single, commands, section, change):
+    run = single.fresh()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config[section] |= change
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert not problem(run, *commands["train"](run))
+    assert not problem(run, *commands["evaluate"](run))
+
+
+@pytest.mark.parametrize(
     ("place", "value"),
     [
         (("members", 0, "file"), 3),

@@ -112,7 +112,7 @@ def _learn(agent: DistributionalPPO, settings: Config, folder: Path) -> bool:
         _restore(agent, folder)
         runs.keep(folder, settings)
         total = settings.total_updates * settings.steps_per_update
-        if agent.num_timesteps >= total:
+        if agent.num_timesteps >= settings.run.total_timesteps:
             return False
         _train(agent, settings, run, total)
     return True

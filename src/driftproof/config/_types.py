@@ -19,7 +19,9 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Count: TypeAlias = Annotated[int, BeforeValidator(_whole)]
+Count: TypeAlias = Annotated[int, BeforeValidator(_whole), Field(le=2**53)]
+Size: TypeAlias = Annotated[int, BeforeValidator(_whole), Field(le=2**16)]
+"""Of what takes memory or processes as soon as it is made: a slip, or a stranger's file, must not take all there is."""
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Plain: TypeAlias = dict[str, JsonValue]
 """Arguments by name, of plain values."""

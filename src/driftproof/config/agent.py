@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Discriminator, Field, Tag, field_validator
 
 from driftproof._optimizer_names import OPTIMIZERS, optimizer_name
-from driftproof.config._types import Count, NotNegativeOrSchedule, Plain, PositiveOrSchedule, Section, Share
+from driftproof.config._types import Count, NotNegativeOrSchedule, Plain, PositiveOrSchedule, Section, Share, Size
 
 PolicyName: TypeAlias = Literal[
     "MlpLstmPolicy",
@@ -30,8 +30,8 @@ Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_re
 class Widths(Section):
     """Widths of layers, for the actor and the critics."""
 
-    pi: list[Count] = Field(description="Of the actor.")
-    vf: list[Count] = Field(description="Of the critics.")
+    pi: list[Size] = Field(description="Of the actor.")
+    vf: list[Size] = Field(description="Of the critics.")
 
 
 def _form(value: Any) -> str:
@@ -50,7 +50,7 @@ class PolicySection(Section):
         None, description="The memory, if it is to be another than the name says."
     )
     net_arch: (
-        Annotated[Annotated[list[Count], Tag("list")] | Annotated[Widths, Tag("widths")], Discriminator(_form)] | None
+        Annotated[Annotated[list[Size], Tag("list")] | Annotated[Widths, Tag("widths")], Discriminator(_form)] | None
     ) = Field(
         None,
         description="Widths of the layers behind the memory: a list for actor and critics, or {pi: [...], vf: [...]}. "
@@ -60,10 +60,10 @@ class PolicySection(Section):
     ortho_init: bool = Field(
         True, description="Orthogonal initial weights, small ones for the actions; recurrent weights are torch's."
     )
-    lstm_hidden_size: Count = Field(
+    lstm_hidden_size: Size = Field(
         128, ge=1, description="Units of the memory, LSTM or GRU. More remember more, and are slower; 32 to 512."
     )
-    n_lstm_layers: Count = Field(1, ge=1, description="Its layers; 1 or 2.")
+    n_lstm_layers: Size = Field(1, ge=1, description="Its layers; 1 or 2.")
     shared_recurrence: bool = Field(
         False, description="One memory for actor and critics, which then learn it together. Faster."
     )
@@ -106,14 +106,14 @@ class CriticSection(Section):
     value_head: Literal["quantile", "categorical"] = Field(
         "quantile", description="What a critic predicts: quantiles of returns, or probabilities of given returns."
     )
-    num_quantiles: Count = Field(32, ge=1, description="Of a quantile head. More are finer, and slower; 8 to 200.")
+    num_quantiles: Size = Field(32, ge=1, description="Of a quantile head. More are finer, and slower; 8 to 200.")
     huber_kappa: float = Field(
         0.1,
         gt=0,
         description="Of a quantile head, in units of the return's standard deviation. Larger is smoother, and bends "
         "quantiles towards the mean; up to 1.",
     )
-    num_atoms: Count = Field(51, ge=2, description="Of a categorical head; 21 to 101.")
+    num_atoms: Size = Field(51, ge=2, description="Of a categorical head; 21 to 101.")
     v_min: float = Field(-10.0, description="First atom, in normalised returns.")
     v_max: float = Field(10.0, description="Last atom.")
     value_clip_mode: Literal["mean_only", "mean_and_variance", "per_quantile"] | None = Field(

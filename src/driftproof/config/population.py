@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field
 
-from driftproof.config._types import Count, Plain, Section, Share
+from driftproof.config._types import Count, Plain, Section, Share, Size
 
 MetricName: TypeAlias = Literal["mean_reward", "mean_length", "success_rate"]
 Value: TypeAlias = bool | int | float | str | None
@@ -40,7 +40,9 @@ def _searched() -> list[HyperparamSection]:
 class PBTSection(Section):
     """A population, for tune."""
 
-    population_size: Count = Field(10, ge=2, description="Members. More: wider search, at the cost of each; 4 to 40.")
+    population_size: Size = Field(
+        10, ge=2, le=4096, description="Members. More: wider search, at the cost of each; 4 to 40."
+    )
     perturbation_interval: Count = Field(
         5,
         ge=1,
@@ -83,7 +85,7 @@ class PBTSection(Section):
         "process",
         description="Where members train: one after the other, in processes of this machine, or on a Ray cluster.",
     )
-    workers: Count | None = Field(
+    workers: Size | None = Field(
         None, ge=1, description="Processes, for backend process. null: as many as there are cores."
     )
     resources_per_member: Plain = Field(

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from driftproof.config._types import Count, Plain, Section, Share
+from driftproof.config._types import Count, Plain, Section, Share, Size
 
 _DEVICE = r"^(auto|cpu|cuda(:\d+)?)$"
 
@@ -25,7 +25,7 @@ class EnvSection(Section):
         default_factory=dict,
         description="Arguments that are others when it is made for evaluation, such as {split: test}.",
     )
-    n_envs: Count = Field(1, ge=1, description="How many of it at a time. More are faster, up to the cores' limit.")
+    n_envs: Size = Field(1, ge=1, description="How many of it at a time. More are faster, up to the cores' limit.")
     vectorization: Literal["in_process", "processes"] = Field(
         "in_process", description="One after the other, or each in a process of its own, which pays for slow ones."
     )
@@ -119,6 +119,7 @@ class RunSection(Section):
     threads: Count | None = Field(
         None,
         ge=1,
+        le=1024,
         description="Of torch, in every process. null: as many as torch likes, or in processes of a population their "
         "share of the cores; 1 is often the fastest for small networks.",
     )
