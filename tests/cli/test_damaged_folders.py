@@ -318,16 +318,17 @@ def test_nothing_is_made_where_a_forged_state_says_that_members_are(many, tmp_pa
     assert not elsewhere.exists()
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "tensorboard"])
-def test_folders_that_are_links_are_not_written_to(single, tmp_path, name):
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "metrics.jsonl"])
+def test_nothing_is_written_through_links(single, tmp_path, name):
     run = single.fresh()
-    (run / name).rename(tmp_path / "elsewhere")
-    (run / name).symlink_to(tmp_path / "elsewhere")
-    before = content(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    (run / name).rename(tmp_path / "elsewhere" / name)
+    (run / name).symlink_to(tmp_path / "elsewhere" / name)
+    before = content(tmp_path)
     code, _, errors, _ = command("train", "--resume", run, "--set", "run.total_timesteps=48")
     assert code == 1
     assert "is a link" in errors
-    assert content(tmp_path / "elsewhere") == before
+    assert content(tmp_path) == before
 
 
 def test_results_are_not_written_through_links(single, originals, tmp_path):

@@ -23,8 +23,8 @@ _STATE = "population_state.json"
 _MEMBER = re.compile(r"member_[0-9]{4,9}_[0-9]{9,18}\.zip")
 _MARK = ".run"
 """Of a run whose members lie elsewhere, in both folders."""
-_OWN = ("members", "checkpoints", "tensorboard")
-"""Folders of a run, which write and remove files: never by way of a link to somewhere else."""
+_OWN = ("members", "checkpoints", "tensorboard", "metrics.jsonl")
+"""What a run writes to and removes files from, never by way of a link to somewhere else. All other files are replaced."""
 
 
 _MAX_MEMBER_BYTES = 8 * 2**30
@@ -70,7 +70,7 @@ class RunFolder:
         """
         for own in (self.path / name for name in _OWN):
             if own.is_symlink():
-                raise RunFolderError(f"{own} is a link, which a run does not follow; put the folder itself there")
+                raise RunFolderError(f"{own} is a link, which a run does not follow; put what it leads to there")
         if self._is_elsewhere and self.is_taken:
             self._check_owner()  # Before anything is made there: the state may name anybody's folder.
         with ExitStack() as stack:
