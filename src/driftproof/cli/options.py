@@ -27,6 +27,10 @@ RunsDir: TypeAlias = Annotated[Path, typer.Option("--runs-dir", help="Where fold
 Resume: TypeAlias = Annotated[
     str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run: its folder, or its name.")
 ]
+From: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--from", metavar="RUN", help="Begin with weights and statistics of a run, or a checkpoint."),
+]
 Agent: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="Folder or name of a run, or a checkpoint.")]
 Member: TypeAlias = Annotated[int | None, typer.Option("--member", min=0, help="Of a population. Default: the best.")]
 Best: TypeAlias = Annotated[bool, typer.Option("--best", help="The best checkpoint instead of the last.")]
@@ -87,8 +91,11 @@ def use_threads(config: Config) -> None:
         torch.set_num_threads(config.run.threads)
 
 
-def check_resume(resume: str | None, config: Path | None, env: str | None, name: str | None) -> None:
+def check_resume(
+    resume: str | None, config: Path | None, env: str | None, name: str | None, origin: str | None = None
+) -> None:
     """Refuse options that say what a run is, for one that goes on as it was begun."""
-    given = [option for option, value in {"CONFIG": config, "--env": env, "--name": name}.items() if value is not None]
+    options = {"CONFIG": config, "--env": env, "--name": name, "--from": origin}
+    given = [option for option, value in options.items() if value is not None]
     if resume is not None and given:
         raise CommandError(f"--resume goes on with the configuration in the run's folder: leave out {', '.join(given)}")

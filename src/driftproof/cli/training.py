@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftproof.cli import evaluation, runs
+from driftproof.cli import evaluation, origins, runs
 from driftproof.cli.errors import CommandError, Stopped
 from driftproof.cli.interrupts import Interrupts
 from driftproof.cli.options import (
+    Best,
     ConfigFile,
     EnvId,
+    From,
+    Member,
     Name,
     Overrides,
     Resume,
@@ -43,18 +46,32 @@ def train(
     name: Name = None,
     runs_dir: RunsDir = Path("runs"),
     resume: Resume = None,
+    source: From = None,
+    member: Member = None,
+    best: Best = False,
     trust: Trusted = None,
 ) -> None:
-    """Train an agent. Ctrl-C finishes the update, saves, and says how to go on; a second one stops at once."""
-    check_resume(resume, config, env, name)
+    """Train an agent. Ctrl-C finishes the update, saves, and says how to go on; a second one stops at once.
+
+    With --from, it begins with what another agent has learned. Its settings are then that agent's, if no CONFIG is
+    given; --env and --set change them.
+    """
+    check_resume(resume, config, env, name, source)
     if resume is None:
         from driftproof.config import try_env
 
-        settings = read_config(config, env, overrides, trust)
+        origin = origins.find(source, runs_dir, member, best, trust)
+        if origin is None or config is not None:
+            settings = read_config(config, env, overrides, trust)
+        else:
+            settings = origin.config(env, overrides)
         runs.check_free(runs_dir, name, "train")
         try_env(settings)
         agent = _built(settings)
+        began = None if origin is None else origin.begin(agent)
         folder = runs.create(runs_dir, name, settings, "train")
+        if began is not None:
+            origins.record(folder, agent, began)
     else:
         folder = runs.find(resume, runs_dir)
         if runs.is_population(folder):
@@ -75,7 +92,7 @@ def _built(settings: Config) -> DistributionalPPO:
 
 
 def _restore(agent: DistributionalPPO, folder: Path) -> None:
-    """Put an agent where the last checkpoint is; without one it begins anew."""
+    """Put an agent where the last checkpoint is; without one it begins anew, with what its run began with."""
     from driftproof.state import CheckpointStore
 
     store = CheckpointStore(folder / "checkpoints")
@@ -83,6 +100,8 @@ def _restore(agent: DistributionalPPO, folder: Path) -> None:
         # One of these names is where a checkpoint will be written.
         raise CommandError(f"{blocked[0]} is no regular file; remove it, then resume")
     checkpoint = store.load_latest()
+    if checkpoint is None and not store.list():
+        checkpoint = origins.recorded(folder)
     if checkpoint is not None:
         with _does_not_fit(folder):
             agent.load_state_tree(checkpoint.tree)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _SEEDS_APART = 10_000
 """From one member's seed to the next; every environment of a member has one in between."""
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "tanh": "Tanh",
     "relu": "ReLU",
     "elu": "ELU",
@@ -308,7 +308,7 @@ def _policy_kwargs(config: Config) -> dict[str, Any]:
     from torch import nn
 
     policy, critic = config.policy, config.critic
-    kwargs: dict[str, Any] = {"core": policy.core, "activation_fn": getattr(nn, _ACTIVATIONS[policy.activation_fn])}
+    kwargs: dict[str, Any] = {"core": policy.core, "activation_fn": getattr(nn, ACTIVATIONS[policy.activation_fn])}
     kwargs["net_arch"] = policy.net_arch.model_dump() if isinstance(policy.net_arch, Widths) else policy.net_arch
     names = ("ortho_init", "features_extractor_kwargs", "share_features_extractor", "normalize_images")
     for name in (*names, "log_std_init", *OF_SDE, "squash_output", *(OF_MEMORY if policy.has_memory else ())):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
     from torch.optim import Optimizer
 
-_EXTRACTORS = ("FlattenExtractor", "NatureCNN", "CombinedExtractor")
+EXTRACTORS = ("FlattenExtractor", "NatureCNN", "CombinedExtractor")
 _PLACE_OF_EXTRACTOR = "policy.features_extractor_class"
 _PLACE_OF_OPTIMIZER = "optimizer.name"
 _LOCAL_CLUSTERS = (None, "auto", "local")
@@ -88,12 +88,12 @@ def features_extractor(config: Config) -> type[BaseFeaturesExtractor] | None:
     name = config.policy.features_extractor_class
     if name is None:
         return None
-    if name in _EXTRACTORS:
+    if name in EXTRACTORS:
         known: type[BaseFeaturesExtractor] = getattr(layers, name)
         return known
     if ":" not in name:
         raise ConfigError(
-            [f"{_PLACE_OF_EXTRACTOR}: {name[:100]!r} is not one of {', '.join(_EXTRACTORS)}, or module:Class"]
+            [f"{_PLACE_OF_EXTRACTOR}: {name[:100]!r} is not one of {', '.join(EXTRACTORS)}, or module:Class"]
         )
     return _class(config, _PLACE_OF_EXTRACTOR, name, layers.BaseFeaturesExtractor)
 

@@ -8,6 +8,7 @@ from driftproof.ppo.sb3_import import from_sb3, import_sb3
 from driftproof.ppo.schedules import Cosine, Linear
 from driftproof.ppo.training import TrainingError
 from driftproof.ppo.vector_env import GymnasiumVecEnv
+from driftproof.ppo.warm_start import warm_start
 
 __all__ = [
     "Cosine",
@@ -20,4 +21,5 @@ __all__ = [
     "TrainingError",
     "from_sb3",
     "import_sb3",
+    "warm_start",
 ]

@@ -1,0 +1,111 @@
+"""``driftproof train --from``: runs that begin with what another agent has learned."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from driftproof.cli import agents
+from driftproof.cli.errors import CommandError, say
+from driftproof.cli.options import changes
+
+if TYPE_CHECKING:
+    from driftproof.config import Config
+    from driftproof.ppo import DistributionalPPO
+    from driftproof.state import Checkpoint
+
+ORIGIN, AGENT = "origin.json", "origin.zip"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The agent that a run begins with.
+
+    Attributes:
+        found: Where it is.
+        checkpoint: What its file holds.
+    """
+
+    found: agents.Found
+    checkpoint: Checkpoint
+
+    def config(self, env: str | None, overrides: list[str] | None) -> Config:
+        """The settings of the agent's run, or of its checkpoint, with some changes.
+
+        Raises:
+            CommandError: Nothing says in which environment to train.
+        """
+        from driftproof.config import ConfigError
+        from driftproof.config.from_agent import config_from
+
+        changed = changes(env, overrides)
+        if self.found.folder is not None:
+            return self.found.config(changed)
+        path = self.found.checkpoint
+        if env is None and not any(change.startswith(("env=", "env.id=")) for change in changed):
+            raise CommandError(f"{path} does not say what the agent was trained in: give --env ID, or a CONFIG")
+        tree, config = self.checkpoint.tree, self.checkpoint.config
+        if not isinstance(config.get("settings"), dict) or not isinstance(config.get("n_envs"), int):
+            raise CommandError(f"{path} has no settings to build an agent with: give a CONFIG")
+        try:
+            normalizer = tree.get("normalizer") or {}
+            return config_from(config["settings"], config["n_envs"], normalizer, changed, self.found.trust)
+        except ConfigError as error:
+            advice = f"these are settings of {path}: give a CONFIG file, whose networks are the same"
+            raise ConfigError([*error.problems, advice]) from error
+
+    def begin(self, agent: DistributionalPPO) -> dict[str, Any]:
+        """Give the agent what there is, and say so; what to record of it."""
+        from driftproof.ppo import warm_start
+        from driftproof.state import CheckpointError
+
+        try:
+            report = warm_start(agent, self.checkpoint)
+        except CheckpointError as error:
+            raise CommandError(f"--from {self.found.checkpoint}: {error}") from error
+        say("\n".join([f"begins with {self.found.checkpoint}", *report]))
+        counters = self.checkpoint.tree.get("counters")
+        steps = counters.get("num_timesteps") if isinstance(counters, dict) else None
+        where = {"checkpoint": str(self.found.checkpoint.resolve()), "created": self.checkpoint.created}
+        return {**where, "num_timesteps": steps if isinstance(steps, int) else None, "report": report}
+
+
+def find(
+    source: str | None, runs_dir: Path, member: int | None, best: bool, trusted: list[str] | None
+) -> Origin | None:
+    """The agent that ``--from`` names.
+
+    Raises:
+        CommandError: There is none, or other options make no sense without it.
+    """
+    from driftproof.state import read
+
+    if source is None:
+        if member is not None or best:
+            raise CommandError("--member and --best choose the agent to begin with: give --from RUN")
+        return None
+    found = agents.find(source, runs_dir, member, best, trusted)
+    checkpoint = read(found.checkpoint)
+    if not isinstance(checkpoint.tree, dict):
+        raise CommandError(f"{found.checkpoint} holds no agent")
+    return Origin(found, checkpoint)
+
+
+def record(folder: Path, agent: DistributionalPPO, origin: dict[str, Any]) -> None:
+    """Write into the folder of a run what it begins with, and where that came from.
+
+    A run that ends before its first update begins with it again when it is resumed.
+    """
+    from driftproof.state import write_atomically
+
+    agent.save(folder / AGENT)
+    write_atomically(folder / ORIGIN, [json.dumps(origin, indent=2).encode()])
+
+
+def recorded(folder: Path) -> Checkpoint | None:
+    """What a run began with; ``None``: nothing that was learned before."""
+    from driftproof.state import read
+
+    return read(folder / AGENT) if (folder / AGENT).is_file() else None
