@@ -24,7 +24,7 @@ _MEMBER = re.compile(r"member_[0-9]{4,9}_[0-9]{9,18}\.zip")
 _MARK = ".run"
 """Of a run whose members lie elsewhere, in both folders."""
 _OWN = ("members", "checkpoints", "tensorboard", "metrics.jsonl")
-"""What a run writes to and removes files from, never by way of a link to somewhere else. All other files are replaced."""
+"""What a run appends to and removes files from, never by way of a link. All other files are replaced."""
 
 
 _MAX_MEMBER_BYTES = 8 * 2**30
