@@ -133,6 +133,7 @@ def test_wrong_values_are_refused_with_their_place(text, problem):
             "adversarial: {enabled: true, perturbation: {random_init: false}}",
             "adversarial.perturbation.random_init: False would have no effect",
         ),
+        ("policy: {net_arch: [], activation_fn: relu}", "policy.activation_fn: 'relu' would have no effect"),
         ("env:\n  drift_seed: 3", "my.yaml:2: env.drift_seed: 3 would have no effect, it is for env.drift"),
         (
             "optimizer_kwargs:\n  noise_beta: 0.9",

@@ -86,6 +86,8 @@ class Config(Section):
                 _check_default(section, path, "for ppo.use_sde: true")
         if not self.env.normalize_observations:
             _check_default(self.env, "env.clip_observations", "for env.normalize_observations: true")
+        if self.policy.net_arch == []:
+            _check_default(self.policy, "policy.activation_fn", "for layers in policy.net_arch")
         if not self.env.drift:
             _check_default(self.env, "env.drift_seed", "for env.drift")
         if not self.vgs.enabled:
