@@ -6,12 +6,12 @@ CORE := $(VENV)/.core
 INSTALLED := $(VENV)/.installed
 # Two processes of one torch thread each: thread pools that share cores stall each other.
 PARALLEL := -n 2
-test test-all: export OMP_NUM_THREADS := 1
+test test-all test-busy: export OMP_NUM_THREADS := 1
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-plasticity test test-all test-gpu lint browser docs bench clean
+.PHONY: demo demo-plasticity test test-all test-busy test-gpu lint browser docs bench clean
 
 $(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +43,24 @@ test: $(INSTALLED) lint browser
 
 test-all: $(INSTALLED) lint browser
 	$(BIN)/pytest $(PARALLEL) --cov --cov-report=term -m "not gpu"
+
+# Tests that start processes, beside eight busy loops on two cores: `make test-busy TIMES=50 TESTS=tests/cli/test_interrupts.py`.
+# The loops end with this shell, however it ends; afterwards, no process that a test started may be left.
+TIMES ?= 1
+TESTS ?= tests/cli tests/pbt tests/config/test_build.py tests/ppo/test_resume.py tests/state/test_async_writer.py \
+	tests/state/test_store.py
+TWO_CORES := $(shell command -v taskset >/dev/null && echo taskset -c 0,1)
+test-busy: $(INSTALLED)
+	@shell=$$$$; loops=; trap 'kill $$loops 2>/dev/null' EXIT; trap 'exit 130' HUP INT TERM; \
+	for loop in 1 2 3 4 5 6 7 8; do \
+		$(TWO_CORES) sh -c "while kill -0 $$shell 2>/dev/null; do :; done" & loops="$$loops $$!"; \
+	done; \
+	for time in $$(seq $(TIMES)); do \
+		echo "time $$time of $(TIMES)"; \
+		DRIFTPROOF_BUSY=$$shell $(TWO_CORES) $(BIN)/pytest -q --timeout=3000 $(TESTS) || exit 1; \
+		left=$$(grep -ls "DRIFTPROOF_BUSY=$$shell" /proc/[0-9]*/environ); \
+		if [ -n "$$left" ]; then echo "processes are left: $$left"; exit 1; fi; \
+	done
 
 test-gpu: $(INSTALLED)
 	$(BIN)/pytest -m gpu

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import processes
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 ARGUMENTS = {"made_up_prices": ["prices.csv"]}
@@ -21,6 +22,6 @@ SAYS = {
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_runs(path, tmp_path):
     command = [sys.executable, str(path), *ARGUMENTS.get(path.stem, ["--quick"])]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert SAYS[path.stem] in done.stdout
+    code, output, errors = processes.run(command, cwd=tmp_path)
+    assert code == 0, errors
+    assert SAYS[path.stem] in output

@@ -5,11 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +17,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from driftproof.pbt import InlineBackend, PBTRunner, ProcessBackend, backends
 from driftproof.pbt.work import Failure, Host, Order, Report, Work
 from driftproof.state import compare
+from tests import processes
 from tests.pbt.populations import NoteUpdates, config, make_agent, slow_zero, states
 from tests.ppo.resuming import walk
+from tests.processes import ENVIRONMENT, ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -223,7 +223,7 @@ def test_a_process_that_dies_is_missed_though_its_children_live(tmp_path):
         process = begin(backend)
         wait_until((tmp_path / "is_there").exists)
         os.kill(process.pid, signal.SIGKILL)
-        signal.alarm(20)  # Ends the test if nobody notices.
+        signal.alarm(120)  # Ends the test if nobody notices.
         failure = backend.wait()
         signal.alarm(0)
     finally:
@@ -277,27 +277,22 @@ def run():
 
 def run_script(tmp_path, end):
     (tmp_path / "script.py").write_text(SCRIPT + end)
-    root = Path(__file__).parents[2]
-    paths = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, tmp_path / "script.py", tmp_path / "run"],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    paths = os.pathsep.join([str(ROOT), ENVIRONMENT["PYTHONPATH"]])
+    command = [sys.executable, tmp_path / "script.py", tmp_path / "run"]
+    return processes.run(command, cwd=tmp_path, env={**ENVIRONMENT, "PYTHONPATH": paths})
 
 
 def test_a_script_may_make_agents_by_functions_of_its_own(tmp_path):
-    done = run_script(tmp_path, 'if __name__ == "__main__":\n    run()\n')
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[20.0, 21.0]\n"
+    code, output, errors = run_script(tmp_path, 'if __name__ == "__main__":\n    run()\n')
+    assert code == 0, errors
+    assert output == "[20.0, 21.0]\n"
 
 
 def test_a_script_that_processes_would_run_again_is_told_so(tmp_path):
-    done = run_script(tmp_path, "run()\n")
-    assert done.returncode == 1
-    assert "ended with exit code 1 before it could begin" in done.stderr
-    assert 'if __name__ == "__main__":' in done.stderr.splitlines()[-1]
+    code, _, errors = run_script(tmp_path, "run()\n")
+    assert code == 1
+    assert "ended with exit code 1 before it could begin" in errors
+    assert 'if __name__ == "__main__":' in errors.splitlines()[-1]
 
 
 def test_signals_without_a_name_are_told_too():

@@ -6,18 +6,15 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from driftproof.pbt import PBTRunner, ProcessBackend, read_events, read_metrics
 from driftproof.state import compare
+from tests import processes
 from tests.pbt.populations import Broken, config, make_agent, states
-
-ROOT = Path(__file__).parents[2]
 
 
 def kinds(runner, kind):
@@ -175,18 +172,19 @@ def drive(folder, backend, updates=12):
     ("backend", "kills"), [("inline", 3), ("process", 1), pytest.param("process", 6, marks=pytest.mark.slow)]
 )
 def test_a_killed_driver_resumes(tmp_path, backend, kills):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     state = tmp_path / "cut" / "population_state.json"
     for kill in range(kills):
-        process = subprocess.Popen(drive(tmp_path / "cut", backend), cwd=ROOT, env=environment)
+        process = processes.Started(drive(tmp_path / "cut", backend))
         before = state.stat().st_mtime_ns if state.exists() else 0
         while process.poll() is None and (not state.exists() or state.stat().st_mtime_ns == before):
             time.sleep(0.02)
         time.sleep(0.05 * kill)
         process.kill()
         process.wait()
-    subprocess.run(drive(tmp_path / "cut", backend), cwd=ROOT, env=environment, check=True)
-    subprocess.run(drive(tmp_path / "whole", "inline"), cwd=ROOT, env=environment, check=True)
+        process.wait_until_alone()
+    for name, where in (("cut", backend), ("whole", "inline")):
+        code, _, errors = processes.run(drive(tmp_path / name, where))
+        assert code == 0, errors
     cut, whole = (PBTRunner.resume(tmp_path / name, make_agent) for name in ("cut", "whole"))
     assert cut.updates == [12] * 3
     assert cut.scheduler.events == whole.scheduler.events
@@ -199,15 +197,10 @@ def test_a_killed_driver_resumes(tmp_path, backend, kills):
 
 
 def test_one_process_runs_a_population(tmp_path):
-    process = subprocess.Popen(drive(tmp_path, "inline", 10_000), cwd=ROOT)
-    try:
-        while not (tmp_path / "population_state.json").exists():
-            time.sleep(0.05)
-        with pytest.raises(RuntimeError, match="another process is at work on this run"):
-            PBTRunner.resume(tmp_path, make_agent).run()
-    finally:
-        process.kill()
-        process.wait()
+    process = processes.Started(drive(tmp_path, "inline", 10_000))
+    process.wait_for((tmp_path / "population_state.json").exists)
+    with pytest.raises(RuntimeError, match="another process is at work on this run"):
+        PBTRunner.resume(tmp_path, make_agent).run()
 
 
 def test_a_full_disk_leaves_the_run_intact(tmp_path):

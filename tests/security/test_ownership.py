@@ -15,7 +15,8 @@ import yaml
 
 from driftproof.config import ConfigError, build_env, load
 from driftproof.config.ownership import MARK, mark, owned
-from tests.cli.commands import ENVIRONMENT, SMALL, call
+from tests.cli.commands import SMALL, call
+from tests.processes import ENVIRONMENT
 
 MY_ENV = """
 import gymnasium

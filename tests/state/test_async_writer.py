@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from driftproof.state import AsyncWriter, CheckpointStore, read
+from tests.processes import Started
 
 
 class SlowStore(CheckpointStore):
@@ -142,7 +142,7 @@ def test_no_thread_is_left(tmp_path):
 
 
 def run(script, folder, **options):
-    return subprocess.Popen([sys.executable, "-c", script, str(folder)], **options)
+    return Started([sys.executable, "-c", script, folder], **options)
 
 
 SLOW = """
@@ -163,18 +163,16 @@ writer.save({"step": 2}, 2)
 
 def test_exit_waits_for_what_was_accepted(tmp_path):
     process = run(SLOW + "raise SystemExit(3)", tmp_path)
-    assert process.wait(60) == 3
+    assert process.end_of()[0] == 3
     assert CheckpointStore(tmp_path).load_latest().tree == {"step": 2}
 
 
 def test_an_interrupt_does_not_lose_what_was_accepted(tmp_path):
-    process = run(
-        SLOW + "print('ready', flush=True)\nwriter.wait()", tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout.readline() == b"ready\n"
+    process = run(SLOW + "print('ready', flush=True)\nwriter.wait()", tmp_path)
+    process.wait_for(lambda: process.stdout_text == "ready\n")
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert b"KeyboardInterrupt" in errors
+    _, _, errors = process.end_of()
+    assert "KeyboardInterrupt" in errors
     assert CheckpointStore(tmp_path).load_latest().tree == {"step": 2}
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
 

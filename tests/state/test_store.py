@@ -10,13 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from driftproof.state import CheckpointStore, _atomic, compare, read
+from tests.processes import Started
 from tests.state import saver
 
 
@@ -240,8 +240,7 @@ def kill_while_saving(folder, kills, seed):
     """Kill a process that saves, over and over, at random moments; the last completed save must be there each time."""
     rng, store, step, torn = random.Random(seed), CheckpointStore(folder, keep_last=3), 1, 0
     command = [sys.executable, "-m", "tests.state.saver", str(folder)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": Path(__file__).parents[2]}
-    with subprocess.Popen(command, **pipes) as nursery:
+    with Started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nursery:
         for _ in range(kills):
             print(step, file=nursery.stdin, flush=True)
             lines = [nursery.stdout.readline(), nursery.stdout.readline()]  # its id and its first save, in some order

@@ -1,5 +1,23 @@
 """The command line: ``driftproof --help``."""
 
-from driftproof.cli.app import main
+import sys
+
+from driftproof.cli.interrupts import interrupts
+
+
+def main() -> None:
+    """Run a command. Signals are answered from before the first import that takes time."""
+    with interrupts:
+        try:
+            from driftproof.cli.app import main as run
+
+            run()
+        except KeyboardInterrupt:
+            with interrupts.shielded():
+                from driftproof.cli.errors import INTERRUPTED
+
+                print("driftproof: interrupted", file=sys.stderr)
+                sys.exit(INTERRUPTED)
+
 
 __all__ = ["main"]

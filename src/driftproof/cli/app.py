@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import sys
 import threading
 import warnings
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from driftproof import __version__
-from driftproof.cli import configuration, evaluation, files, markets, pages, training, tuning
+from driftproof.cli import configuration, evaluation, files, markets, pages, terminal, training, tuning
 from driftproof.cli.errors import INTERRUPTED, USER_ERROR, Stopped, as_line, as_lines, is_mistake
+from driftproof.cli.interrupts import interrupts
 
 app = typer.Typer(
     help="Recurrent distributional PPO that keeps learning when the world changes.",
@@ -38,6 +41,19 @@ def _main(
         raise typer.Exit
 
 
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that says that it was interrupted, which Typer would not."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise Stopped("interrupted") from None
+
+    return run
+
+
 for _command in (
     training.train,
     tuning.tune,
@@ -49,7 +65,7 @@ for _command in (
     files.inspect,
     files.convert,
 ):
-    app.command()(_command)
+    app.command()(_interruptible(_command))
 
 
 def main() -> None:
@@ -62,13 +78,21 @@ def main() -> None:
     try:
         app()
     except Stopped as stop:
-        print(as_line(stop), file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        _end([as_line(stop)], INTERRUPTED)
     except Exception as error:
-        if _shows_tracebacks or not is_mistake(error):
+        if _shows_tracebacks or not (interrupts.came or is_mistake(error)):
             raise
-        print("\n".join(as_lines(error)), file=sys.stderr)
-        sys.exit(USER_ERROR)
+        if interrupts.came and not is_mistake(error):
+            # An import or a library that was interrupted made another error of it.
+            _end(["driftproof: interrupted"], INTERRUPTED)
+        _end(as_lines(error), USER_ERROR)
+
+
+def _end(lines: list[str], code: int) -> NoReturn:
+    with interrupts.shielded():
+        terminal.leave_if_closed()
+        print("\n".join(lines), file=sys.stderr)
+        sys.exit(code)
 
 
 def _show_thread_error(arguments: threading.ExceptHookArgs) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import safe_mean
 
+from driftproof.cli.interrupts import interrupts
+
 if TYPE_CHECKING:
     from driftproof.cli.view import AgentStatus, Screen
     from driftproof.pbt.folder import RunFolder
@@ -48,6 +50,7 @@ class LogRun(BaseCallback):
         self._logged_at = self.model.num_timesteps
 
     def _on_step(self) -> bool:
+        interrupts.check()
         if time.monotonic() - self._glanced > _SECONDS_BETWEEN_GLANCES:
             self._glanced, self._status.steps = time.monotonic(), self.num_timesteps
         return True

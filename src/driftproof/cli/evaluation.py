@@ -14,6 +14,7 @@ import typer
 from driftproof._files import DAMAGES, described
 from driftproof.cli import agents, runs
 from driftproof.cli.errors import CommandError, Stopped, say
+from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, Trusted, changes, use_threads
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: boo
         if not agent.ep_info_buffer:
             say("no episode has ended yet; if none does, Ctrl-C: training is saved")
         try:
+            interrupts.check()  # Whether somebody wanted training to stop, as it came to its end.
             result = measure(agent, settings, episodes, lasting=lasting)
         except KeyboardInterrupt:
             how = "for episodes that do not end, --set env.kwargs.max_episode_steps=1000"
@@ -159,7 +161,9 @@ def evaluation_env(agent: DistributionalPPO, settings: Config, episodes: int) ->
     from driftproof.cli.played import Played
     from driftproof.config import build_env
 
-    venv = Played(build_env(settings, n_envs=min(settings.env.n_envs, episodes), is_evaluation=True), settings.env.id)
+    with interrupts.held():
+        envs = build_env(settings, n_envs=min(settings.env.n_envs, episodes), is_evaluation=True)
+    venv = Played(envs, settings.env.id)
     try:
         _check_spaces(agent, venv, settings.env.id)
         yield venv

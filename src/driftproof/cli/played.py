@@ -8,6 +8,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from driftproof.cli.errors import CommandError
+from driftproof.cli.interrupts import interrupts
 from driftproof.config.names import told
 
 
@@ -30,6 +31,7 @@ class Played(VecEnvWrapper):
             raise self._broken(error) from error
 
     def step_wait(self) -> VecEnvStepReturn:
+        interrupts.check()
         try:
             return self.venv.step_wait()
         except Exception as error:

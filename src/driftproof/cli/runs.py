@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Collection
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from driftproof._files import RunFolderError
-from driftproof.cli.errors import CommandError
+from driftproof.cli.errors import CommandError, Stopped
+from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import trust_in
 
 if TYPE_CHECKING:
@@ -75,13 +78,35 @@ def create(runs_dir: Path, name: str | None, config: Config, command: str) -> Pa
     return folder
 
 
-def discard(folder: Path) -> None:
-    """Remove the folder of a run that never began."""
-    from driftproof.config.ownership import MARK
+@contextmanager
+def created(runs_dir: Path, name: str | None, config: Config, command: str) -> Iterator[Path]:
+    """The folder of a new run, which is removed if somebody interrupts before anything is saved in it.
 
-    for name in (CONFIG, MARK):
-        (folder / name).unlink(missing_ok=True)
-    folder.rmdir()
+    Raises:
+        CommandError: The name is taken, or nothing can be written there.
+        Stopped: Nothing was saved.
+    """
+    folder = None
+    try:
+        with interrupts.held():
+            folder = create(runs_dir, name, config, command)
+        yield folder
+    except (KeyboardInterrupt, Stopped):
+        if folder is None or has_saved(folder):
+            raise
+        with interrupts.shielded():
+            discard(folder)
+        raise Stopped(f"stopped before anything was saved; {folder} is removed") from None
+
+
+def discard(folder: Path) -> None:
+    """Remove the folder of a run of which nothing was saved."""
+    shutil.rmtree(folder)
+
+
+def has_saved(folder: Path) -> bool:
+    """Whether a run has saved an agent."""
+    return is_population(folder) or any((folder / "checkpoints").glob("*.zip"))
 
 
 def _made(runs_dir: Path, env_id: str) -> Path:

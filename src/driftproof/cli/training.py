@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from driftproof.cli import evaluation, origins, runs
 from driftproof.cli.errors import CommandError, Stopped
-from driftproof.cli.interrupts import Interrupts
+from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import (
     Best,
     ConfigFile,
@@ -69,15 +69,20 @@ def train(
         try_env(settings)
         agent = _built(settings)
         began = None if origin is None else origin.begin(agent)
-        folder = runs.create(runs_dir, name, settings, "train")
-        if began is not None:
-            origins.record(folder, agent, began)
+        with runs.created(runs_dir, name, settings, "train") as folder:
+            if began is not None:
+                origins.record(folder, agent, began)
+            _run(agent, settings, folder)
     else:
         folder = runs.find(resume, runs_dir)
         if runs.is_population(folder):
             raise CommandError(f"{folder} holds a population: driftproof tune --resume {folder}")
         settings = runs.read(folder, overrides, _CHANGEABLE, trust)
-        agent = _built(settings)
+        _run(_built(settings), settings, folder)
+
+
+def _run(agent: DistributionalPPO, settings: Config, folder: Path) -> None:
+    """Train, then evaluate."""
     with _explained(folder):
         has_learned = _learn(agent, settings, folder)
     evaluation.finish(agent, settings, folder, is_new=has_learned)
@@ -88,7 +93,8 @@ def _built(settings: Config) -> DistributionalPPO:
     from driftproof.config import build_agent
 
     use_threads(settings)
-    return build_agent(settings)
+    with interrupts.held():
+        return build_agent(settings)
 
 
 def _restore(agent: DistributionalPPO, folder: Path) -> None:
@@ -158,13 +164,14 @@ def _train(agent: DistributionalPPO, settings: Config, run: RunFolder, total: in
             agent.pause_at = max(agent.num_timesteps, 1)
             screen.say("finishing this update, then saving; once more stops at once")
 
-        with Interrupts(stop) as interrupts:
+        with interrupts.asking(stop):
             # First what is logged: a row that is written twice counts once, one that is missing is lost.
             callbacks = [LogDrift(), LogRun(run, status, screen), saving]
             try:
                 left = settings.run.total_timesteps - agent.num_timesteps
                 agent.learn(left, callbacks, log_interval=None, reset_num_timesteps=agent.num_timesteps == 0)
             except KeyboardInterrupt:
+                saving.wait()
                 has_saved = bool(saving.store.list())
                 how = "the last checkpoint is" if has_saved else "no checkpoint was written yet"
                 raise _stopped(folder, agent.num_timesteps, total, how) from None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from driftproof.cli import evaluation, runs
 from driftproof.cli.errors import CommandError, Stopped
-from driftproof.cli.interrupts import Interrupts
+from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import (
     ConfigFile,
     EnvId,
@@ -49,12 +49,13 @@ def tune(
         settings = read_config(config, env, overrides, trust)
         runs.check_free(runs_dir, name, "tune")
         _check(settings)
-        folder = runs.create(runs_dir, name, settings, "tune")
-        try:
-            runner = _population(settings, folder)
-        except BaseException:
-            runs.discard(folder)
-            raise
+        with runs.created(runs_dir, name, settings, "tune") as folder:
+            try:
+                runner = _population(settings, folder)
+            except Exception:
+                runs.discard(folder)
+                raise
+            _run(runner, settings, folder)
     else:
         folder = runs.find(resume, runs_dir)
         if runs.is_single(folder):
@@ -62,8 +63,13 @@ def tune(
         settings = runs.read(folder, overrides, _CHANGEABLE, trust)
         runner = _population(settings, folder)
         runs.keep(folder, settings)
+        _run(runner, settings, folder)
+
+
+def _run(runner: PBTRunner, settings: Config, folder: Path) -> None:
+    """Train, then evaluate the best agent."""
     is_new = min(runner.updates) < runner.total_updates
-    best = _run(runner, settings, folder)
+    best = _train(runner, settings, folder)
     evaluation.finish(best, settings, folder, is_new=is_new)
     if best.env is not None:
         best.env.close()
@@ -81,10 +87,11 @@ def _population(settings: Config, folder: Path) -> PBTRunner:
     from driftproof.config import build_population
 
     use_threads(settings)
-    return build_population(settings, folder, resume=runs.is_population(folder), callback=LogDrift)
+    with interrupts.held():
+        return build_population(settings, folder, resume=runs.is_population(folder), callback=LogDrift)
 
 
-def _run(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalPPO:
+def _train(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalPPO:
     """Train to the end, or until somebody interrupts; the best agent."""
     from driftproof.pbt import FolderTakenError
 
@@ -98,14 +105,14 @@ def _run(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalPPO
             runner.stop()
             screen.say("finishing the slices in training, then saving; once more stops at once")
 
-        with Interrupts(stop) as interrupts:
+        def show(runner: PBTRunner) -> None:
+            interrupts.renew()
+            interrupts.check()
+            status.update(runner)
+            screen.refresh()
 
-            def show(runner: PBTRunner) -> None:
-                interrupts.renew()
-                status.update(runner)
-                screen.refresh()
-
-            runner.on_change = show
+        runner.on_change = show
+        with interrupts.asking(stop):
             try:
                 best = runner.run()
             except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -13,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from driftproof._text import printable
+from driftproof.cli import terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -77,6 +79,7 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        terminal.leave_if_closed()
         if self._live is not None:
             self._live.stop()
 
@@ -90,7 +93,9 @@ class Screen:
         """Tell something, also from a signal handler, where nothing may be printed the usual way."""
         self._status.note = note
         if self._live is None:
-            os.write(2, f"driftproof: {note}\n".encode())
+            # An error would be raised in the midst of whatever the signal has interrupted.
+            with contextlib.suppress(OSError):
+                os.write(2, f"driftproof: {note}\n".encode())
 
 
 def _print(line: str) -> None:

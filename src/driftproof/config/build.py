@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from driftproof._files import RunFolderError
-from driftproof._signals import left_to_this_process
+from driftproof._signals import follow_parent, left_to_this_process
 from driftproof._trust import OWN, Trust
 from driftproof.config._types import FromTo
 from driftproof.config.agent import KLPenaltySection, Widths
@@ -103,12 +104,18 @@ def build_env(
     if section.vectorization == "processes":
         maker().close()  # An error in another process would only be its end.
         with left_to_this_process():
-            envs = SubprocVecEnv(makers)
+            envs = SubprocVecEnv([partial(_make_as_follower, maker)] * len(makers), start_method="spawn")
     else:
         envs = DummyVecEnv(makers)
     if seed is not None:
         envs.seed(seed)
     return envs
+
+
+def _make_as_follower(maker: EnvMaker) -> gymnasium.Env[Any, Any]:
+    """An environment in a process of its own."""
+    follow_parent()
+    return maker()
 
 
 def try_env(config: Config) -> None:

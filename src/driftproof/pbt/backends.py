@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections import deque
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Protocol
@@ -15,7 +16,7 @@ import torch
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 
 from driftproof._arguments import check_count
-from driftproof._signals import left_to_this_process
+from driftproof._signals import follow_parent, left_to_this_process
 from driftproof.pbt.work import Failure, Host, Order, Report, Work
 
 _PATIENCE = 10.0
@@ -112,8 +113,7 @@ class ProcessBackend:
         place = order.member % self._count
         if place not in self._workers:
             with left_to_this_process():  # Also: an interruption waits until it is there to be closed.
-                self._workers[place] = _Worker(self._work, self._threads)
-            self._workers[place].holds = self._holds
+                self._workers[place] = _Worker(self._work, self._threads, lambda: self._holds)
         self._workers[place].submit(order)
 
     def wait(self) -> Report | Failure:
@@ -129,8 +129,6 @@ class ProcessBackend:
 
     def hold(self) -> None:
         self._holds = True
-        for worker in list(self._workers.values()):
-            worker.holds = True
 
     def training(self) -> set[int]:
         return {worker.busy_with for worker in self._workers.values() if worker.busy_with is not None}
@@ -162,13 +160,13 @@ class ProcessBackend:
 class _Worker:
     """A process, its end of the line, and the orders that wait for it."""
 
-    def __init__(self, work: Work, threads: int) -> None:
+    def __init__(self, work: Work, threads: int, is_held: Callable[[], bool]) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, other = context.Pipe()
         self.process: BaseProcess = context.Process(target=_serve, args=(other, CloudpickleWrapper(work), threads))
         self.process.start()
         other.close()
-        self.is_ready = self.holds = False
+        self.is_ready, self._is_held = False, is_held
         self._orders: deque[Order] = deque()
         self._current: Order | None = None
 
@@ -196,13 +194,11 @@ class _Worker:
         """See that the process ends, by itself if it has nothing to do."""
         if self.busy_with is None:
             self.process.join(_PATIENCE)
-        self.process.terminate()
-        self.process.join(_PATIENCE)
         self.process.kill()
         self.process.join()
 
     def _begin_next(self) -> None:
-        if self.holds or self._current is not None or not self._orders:
+        if self._is_held() or self._current is not None or not self._orders:
             return
         self._current = self._orders.popleft()
         self._send()
@@ -218,8 +214,7 @@ class _Worker:
 
 def _serve(connection: Connection, work: CloudpickleWrapper, threads: int) -> None:
     """Carry out orders until there is nobody to give any."""
-    # Also where it cannot be kept away: Ctrl-C is for the one who gives orders.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    follow_parent()
     if hasattr(os, "register_at_fork"):
         # As long as an environment's process had this end too, nobody would see that this one has died.
         os.register_at_fork(after_in_child=connection.close)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from driftproof._signals import kept_handlers
 from driftproof.pbt.work import Failure, Host, Order, Report, Work
 
 try:
@@ -39,7 +40,11 @@ class RayBackend:
     def start(self, work: Work) -> None:
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
-            ray.init(address=self.address, log_to_driver=False, include_dashboard=False)
+            try:
+                with kept_handlers():
+                    ray.init(address=self.address, log_to_driver=False, include_dashboard=False)
+            except SystemExit:  # How Ray's own handler answers SIGTERM.
+                raise KeyboardInterrupt from None
         elif self.address is not None:
             raise RuntimeError(
                 f"this process is connected to Ray already: call ray.shutdown() before address={self.address!r}, or "

@@ -87,6 +87,15 @@ class SaveCheckpoints(BaseCallback):
         if writer is not None:
             writer.close()
 
+    def wait(self) -> None:
+        """Return when what was saved so far is on disk, also after an exception has ended the training.
+
+        Raises:
+            RuntimeError: A checkpoint could not be written.
+        """
+        if self._writer is not None:
+            self._writer.wait()
+
     def _updates(self) -> int:
         """Counted over all of training, so that one that was interrupted saves when it would have."""
         return self.model.num_timesteps // (self.model.n_steps * self.model.n_envs)
