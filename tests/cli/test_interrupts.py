@@ -228,7 +228,7 @@ def test_a_second_ctrl_c_stops_a_population_at_once(tmp_path):
     assert code == 130
     assert len(errors.splitlines()) == 2
     assert f"driftproof tune --resume {folder}" in errors
-    assert not read_state(folder)["members"][0]["waits"]
+    assert not read_state(folder).members[0].waits
     process.wait_until_alone()
 
 
@@ -259,7 +259,7 @@ def test_an_interrupted_population_finishes_its_slices(tmp_path, number):
 
 def test_workers_and_environments_end_with_a_killed_command(tmp_path):
     """Though they are in the middle of a step, and nobody is left to end them."""
-    small = search("population_size=2", "workers=2", "perturbation_interval=1")
+    small = search("population_size=2", "workers=1", "perturbation_interval=1")
     where = ["--set", "env.vectorization=processes", "--runs-dir", tmp_path, "--name", "run"]
     process = start("tune", *held(tmp_path), *LONG, *small, *where)
     process.wait_for((tmp_path / "run" / "population_state.json").exists)
@@ -409,7 +409,7 @@ def test_a_population_in_one_process_saves_and_goes_on(interrupted, capsys, tmp_
         assert f"stopped after {done} of 8 updates; saved in {folder}" in errors.splitlines()[-1]
     code, _, errors = call(capsys, "tune", "--resume", folder)
     assert code == 0, errors
-    assert [place["updates"] for place in read_state(folder)["members"]] == [4, 4]
+    assert [place.updates for place in read_state(folder).members] == [4, 4]
 
 
 @each_signal_at("starting a worker")
