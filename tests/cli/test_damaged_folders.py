@@ -14,8 +14,8 @@ import yaml
 
 from driftproof.state import read, write
 from tests.cli import damage
-from tests.cli.commands import ENVIRONMENT, ROOT
 from tests.cli.damage import Copies, command, content, problem, sample, wild_leaves
+from tests.processes import ENVIRONMENT, ROOT
 
 TINY = [
     *("--set", "env.n_envs=1", "--set", "ppo.n_steps=16", "--set", "ppo.batch_size=16", "--set", "ppo.n_epochs=1"),
