@@ -188,18 +188,19 @@ def _stopped(folder: Path, steps: int, total: int, how: str) -> Stopped:
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
     """Errors of a training in one line, with what to do."""
-    from driftproof.ppo import RolloutError, TrainingError
+    from driftproof.ppo import TrainingError
+    from driftproof.ppo.rollout import failure_of_environment
 
-    advice = f"what was saved before is whole: when that is mended, driftproof train --resume {folder}"
+    advice = f"what was saved before is whole: fix it, then driftproof train --resume {folder}"
     try:
         yield
-    except OSError as error:
-        raise CommandError(f"{error.filename or folder}: {error.strerror or error}; {advice}") from error
-    except RolloutError as error:
-        raise CommandError(f"{error}; when that is mended, driftproof train --resume {folder}") from error
     except TrainingError as error:
         raise CommandError(f"{error}. Checkpoints are in {folder}") from error
-    except RuntimeError as error:
+    except Exception as error:
+        if failure := failure_of_environment(error):
+            raise CommandError(f"{failure}; fix it, then driftproof train --resume {folder}") from error
+        if isinstance(error, OSError):
+            raise CommandError(f"{error.filename or folder}: {error.strerror or error}; {advice}") from error
         if isinstance(error.__cause__, OSError):  # of a checkpoint that was written in the background
             raise CommandError(f"{error}; {advice}") from error
         raise

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import gymnasium
@@ -39,7 +40,8 @@ from driftproof.ppo.optimizers import make_optimizer, optimizer_class
 from driftproof.ppo.persistence import Persistent
 from driftproof.ppo.progress import Counters, Edge
 from driftproof.ppo.return_scale import ReturnScale
-from driftproof.ppo.rollout import Rollout, RolloutError
+from driftproof.ppo.rollout import Rollout, failure_of_environment
+from driftproof.ppo.sb3_views import RolloutView
 from driftproof.ppo.settings import (
     Setting,
     check_device,
@@ -52,7 +54,6 @@ from driftproof.ppo.settings import (
     kl_penalty_settings,
     policy_arguments,
     resolve_learning_rate,
-    without_reward_scaling,
 )
 from driftproof.ppo.training import update
 from driftproof.ppo.update import OptimizerStep
@@ -75,6 +76,16 @@ _ATTRIBUTES = {
 """Where arguments are kept, if not under their names."""
 _NOT_STORED = {"env", "device", "_init_setup_model"}
 """Arguments that are no settings of the agent: they belong to the process that it is in."""
+
+
+_said: set[str] = set()
+
+
+def _say_once(text: str) -> None:
+    """Warn once in a process."""
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, stacklevel=4)
 
 
 def _argument_names(kind: type[Any]) -> dict[str, None]:
@@ -380,6 +391,7 @@ class DistributionalPPO(Persistent):
         self._built_in = tuple(components)
         for name, component in components.items():
             self.register(name, component)
+        self._known_attributes = frozenset((*vars(self), "state"))
 
     @property
     def batches(self) -> Batches:
@@ -400,21 +412,28 @@ class DistributionalPPO(Persistent):
         """Hyper-parameters that a captured step does not read from tensors."""
         return {name: value for name, value in self.hyperparams.items() if "." in name}
 
+    def _clip_mode(self) -> ClipMode | None:
+        if self._initial["clip_range_vf"] is None:
+            return None
+        return self.value_clip_mode or "mean_only"
+
+    def clip_mode_changed(self) -> None:
+        """See to it that predictions are clipped from now on, or no longer."""
+        self._step.clip_mode = self._clip_mode()
+        self.state_was_loaded()
+
     def _make_step(self) -> OptimizerStep:
         def autocast() -> contextlib.AbstractContextManager[object]:
             if not self.mixed_precision:
                 return contextlib.nullcontext()
             return torch.autocast(self.device.type, torch.bfloat16)
 
-        mode = self.value_clip_mode
-        if self._initial["clip_range_vf"] is not None and mode is None:
-            mode = "mean_only"
         return OptimizerStep(
             self.policy,
             self.policy.optimizer,
             self.vgs,
             self.kl_stop,
-            mode,
+            self._clip_mode(),
             self.kl_penalty is not None,
             autocast,
             self.adversary,
@@ -433,9 +452,9 @@ class DistributionalPPO(Persistent):
         wrapped = BaseAlgorithm._wrap_env(env, verbose, monitor_wrapper)
         normalizer = unwrap_vec_normalize(wrapped)
         if normalizer is not None and normalizer.norm_reward:
-            raise ValueError(
-                "VecNormalize must not scale rewards: the agent keeps a running scale of returns, and two would work "
-                f"against each other. Use {without_reward_scaling(normalizer)}"
+            _say_once(
+                "VecNormalize scales rewards, which is not needed here: the agent keeps a running scale of returns and "
+                "follows that of the wrapper; norm_reward=False shows values in units of rewards"
             )
         return wrapped
 
@@ -492,38 +511,66 @@ class DistributionalPPO(Persistent):
             raise ValueError("there is no environment to learn from: call set_env(env) first")
         if "policy" not in self.__dict__:
             raise ValueError("there are no networks yet: call _setup_model() first")
-        check_number("total_timesteps", total_timesteps, above=0)
+        check_number("total_timesteps", total_timesteps, at_least=0)
         if log_interval is not None:
             check_count("log_interval", log_interval, at_least=1)
-        shape = (self.n_steps, self.n_envs, self.batches.sequence_length)
+        rollout = self._room()
         if reset_num_timesteps or self._last_obs is None:
             self._forget, self.edge.reset_seed = True, None
         # The name that callbacks of Stable-Baselines3 look for.
         total_timesteps, callbacks = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
-        if self._rollout is None or self._rollout.shape != shape:
-            self._rollout = Rollout(self.policy, *shape)
         callbacks.on_training_start(locals(), globals())
         iteration = 0
         while self.num_timesteps < min(total_timesteps, self.pause_at or total_timesteps):
             if self._forget:
                 self.state, self._forget = self.policy.initial_state(self.n_envs), False
             try:
-                if not collect(self, self.env, callbacks, self._rollout):
+                if not collect(self, self.env, callbacks, rollout):
                     break
-            except RolloutError:
-                # Whatever state the environments are in, the next rollout begins with new episodes.
-                self._last_obs = None
+            except Exception as error:
+                if failure_of_environment(error) is not None:
+                    # Whatever state the environments are in, the next rollout begins with new episodes.
+                    self._last_obs = None
                 raise
             iteration += 1
             self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
             if log_interval is not None and iteration % log_interval == 0:
-                OnPolicyAlgorithm.dump_logs(self, iteration)  # type: ignore[arg-type]
+                self.dump_logs(iteration)
             self.train()
             self._in_rollout = False
         callbacks.on_training_end()
         return self
+
+    def dump_logs(self, iteration: int = 0) -> None:
+        """Write what was logged up to now.
+
+        Args:
+            iteration: Rollouts of this training, to be logged too; 0: unknown.
+        """
+        OnPolicyAlgorithm.dump_logs(self, iteration)  # type: ignore[arg-type]
+
+    @property
+    def lr_schedule(self) -> Schedule:
+        """The learning rate as a function of the remaining progress; another one may be set."""
+        return partial(self.hyperparams.at, "learning_rate")
+
+    @lr_schedule.setter
+    def lr_schedule(self, schedule: Schedule) -> None:
+        self.hyperparams.set_schedule("learning_rate", schedule)
+
+    @property
+    def rollout_buffer(self) -> RolloutView:
+        """The last rollout, by Stable-Baselines3's names."""
+        return RolloutView(self, self._room())
+
+    def _room(self) -> Rollout:
+        """Room for rollouts, of the shape that settings and environments ask for."""
+        shape = (self.n_steps, self.n_envs, self.batches.sequence_length)
+        if self._rollout is None or self._rollout.shape != shape:
+            self._rollout = Rollout(self.policy, *shape)
+        return self._rollout
 
     def train(self) -> None:
         """One update: several epochs over the rollout."""

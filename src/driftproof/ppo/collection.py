@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing.connection
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from torch import Tensor
 
 from driftproof.nn.policies import Observation, PolicyState, RolloutStep
-from driftproof.ppo.rollout import HostObservation, Rollout, RolloutError, check_observation, check_rewards
+from driftproof.ppo.rollout import HostObservation, Rollout, check_observation, check_rewards, mark_failure
+from driftproof.ppo.sb3_views import Deferred, RolloutView
+from driftproof.ppo.training import values_of
 
 if TYPE_CHECKING:
     from driftproof.ppo.algorithm import DistributionalPPO
@@ -38,6 +41,10 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
     memories: list[Tensor] = []
     for bootstrap in rollout.bootstraps:
         bootstrap.zero_()
+
+    # What callbacks find in their locals, by the names of Stable-Baselines3.
+    told: dict[str, Any] = {"self": agent, "env": env, "callback": callback, "n_rollout_steps": rollout.steps}
+    told["rollout_buffer"] = RolloutView(agent, rollout)
 
     _check_observation(agent, agent._last_obs, 0)
     for step in range(rollout.steps):
@@ -65,7 +72,12 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
         agent.state, agent._last_obs, agent._last_episode_starts = state, new_obs, ends_here
         agent.num_timesteps += env.num_envs
 
-        callback.update_locals(locals())
+        told |= {"n_steps": step + 1, "obs_tensor": _at(rollout.observations, step)}
+        told |= {"actions": actions, "clipped_actions": actions, "new_obs": new_obs}
+        told |= {"rewards": rewards, "dones": dones, "infos": infos}
+        told["values"] = Deferred(partial(_values, agent, memory))
+        told["log_probs"] = Deferred(partial(distribution.log_prob, parameters, action))
+        callback.update_locals(told)
         if not callback.on_step():
             return False
 
@@ -82,9 +94,15 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
             memories.clear()
 
     _predict_ends(agent, step_policy, rollout, ends)
-    callback.update_locals(locals())
+    callback.update_locals(told)
     callback.on_rollout_end()
     return True
+
+
+@torch.no_grad()
+def _values(agent: DistributionalPPO, memory: Tensor) -> Tensor:
+    """What the critics expect ``[N, 1]``, in units of rewards."""
+    return values_of(agent, agent.policy.predict_returns(memory)).unsqueeze(-1)
 
 
 def forget(state: PolicyState, starts: npt.NDArray[np.bool_]) -> PolicyState:
@@ -104,15 +122,20 @@ def _check_observation(agent: DistributionalPPO, observation: Any, step: int) ->
 
 def _step_env(env: VecEnv, actions: npt.NDArray[Any], step: int) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
     try:
-        return env.step(actions)
+        observation, rewards, dones, infos = env.step(actions)
+        # Some vector environments have nothing to tell.
+        return observation, rewards, dones, infos or [{} for _ in range(env.num_envs)]
     except Exception as error:
+        # The exception stays what it is, so that those who expect it still catch it.
         index = _dead_env(env) if isinstance(env.unwrapped, SubprocVecEnv) else _raising_env(error)
         which = "an environment" if index is None else f"environment {index}"
         what = str(error) or PROCESS_ENDED
-        raise RolloutError(
-            f"{which} raised {type(error).__name__} at step {step} of the rollout: {what}; "
-            "the agent has learned nothing from this rollout"
-        ) from error
+        mark_failure(
+            error,
+            f"{which} raised {type(error).__name__} at step {step} of the rollout: {what}; the agent has learned "
+            "nothing from this rollout",
+        )
+        raise
 
 
 PROCESS_ENDED = "its process has ended; if it said why, that is above"

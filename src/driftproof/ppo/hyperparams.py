@@ -52,7 +52,7 @@ class Hyperparameters(MutableMapping[str, float]):
     """The agent's hyper-parameters that may change while it trains, by name.
 
     ``hyperparams["learning_rate"]`` is the base value, and setting it is the only way to change it; from then on the
-    value in force is the base times the schedule, which :meth:`current` tells. Names cannot be added or removed.
+    value in force is the base times the schedule, which :meth:`current` tells. Only optional ones come and go.
 
     Args:
         entries: The hyper-parameters.
@@ -84,6 +84,22 @@ class Hyperparameters(MutableMapping[str, float]):
         self._progress = progress_remaining
         for entry in self._entries.values():
             entry.advance(progress_remaining)
+
+    def at(self, name: str, progress_remaining: float) -> float:
+        """What the base and the schedule make of a point of training, from 1 at its beginning to 0 at its end."""
+        entry = self._entry(name)
+        return entry.base if entry.schedule is None else float(entry.base * entry.schedule(progress_remaining))
+
+    def add(self, name: str, entry: Hyperparameter) -> None:
+        """Let an optional hyper-parameter act from now on."""
+        self._fixed.pop(name, None)
+        self._entries[name] = entry
+        entry.advance(self._progress)
+
+    def remove(self, name: str, reason: str) -> None:
+        """Let an optional hyper-parameter act no longer."""
+        self._entries.pop(name, None)
+        self._fixed[name] = reason
 
     def override(self, name: str, value: float) -> None:
         """Put a current value in force until the next :meth:`advance`, for controllers; the base stays."""
@@ -209,6 +225,7 @@ def base_and_schedule(name: str, value: float | Schedule) -> tuple[float, Factor
         return value, None
     values = [float(value(i / 100)) for i in range(100, -1, -1)]
     base = max(values)
-    if not base > 0:
-        raise ValueError(f"Invalid {name}: the schedule is never positive")
-    return base, Factor(value, base)
+    if base < 0:
+        raise ValueError(f"Invalid {name}: the schedule is always negative")
+    # Nothing times a schedule is nothing.
+    return base, Factor(value, base) if base > 0 else None

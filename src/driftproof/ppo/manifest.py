@@ -14,7 +14,7 @@ import numpy as np
 import stable_baselines3.common.torch_layers as layers
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.utils import ConstantSchedule, LinearSchedule
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
 from driftproof import optim
 from driftproof._trust import Trust, UntrustedError, WrongKindError, of_kind
@@ -49,7 +49,7 @@ _KINDS: dict[str, type[Any]] = {
 }
 """What a class must be a subclass of, where the place says it."""
 
-_FUNCTIONS = ("learning_rate", "clip_range", "clip_range_vf")
+FUNCTIONS = ("learning_rate", "clip_range", "clip_range_vf")
 """Settings that may be functions, and never classes."""
 
 _SCHEDULES: dict[str, Callable[..., Callable[[float], float]]] = {
@@ -87,6 +87,8 @@ def encode(value: Any) -> Any:
     """Settings as plain values. Classes and functions that are neither ours nor torch's become their names."""
     if value is None or isinstance(value, bool | int | str):
         return value
+    if isinstance(value, FloatSchedule):
+        return encode(value.value_schedule)
     if isinstance(value, float | np.floating):
         return float(value)
     if isinstance(value, np.integer | np.bool_):
@@ -107,6 +109,15 @@ def encode(value: Any) -> Any:
         fields = {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"$config": type(value).__name__, **fields}
     return {"$class": _name(value)} if is_known(value) else {"$foreign": _name(value)}
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a plain value that a file can hold as it is: a number, a text, or lists and dicts of these."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and is_plain(part) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | np.integer | np.floating | np.bool_)
 
 
 def foreign_places(settings: Any) -> set[str]:
@@ -156,7 +167,7 @@ def _check_kind(place: str, value: Any) -> None:
     try:
         if place in _KINDS and value is not None and not isinstance(value, str):
             of_kind(_name(value), value, _KINDS[place])
-        elif place in _FUNCTIONS and inspect.isclass(value):
+        elif place in FUNCTIONS and inspect.isclass(value):
             raise WrongKindError(f"{_name(value)!r} is a class, not a function")
     except WrongKindError as error:
         raise CheckpointError(f"the setting {place} cannot be read: {error}") from error

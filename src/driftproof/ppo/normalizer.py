@@ -40,7 +40,7 @@ class Normalizer:
         if not self.is_used or unwrap_vec_normalize(env) is not None:
             return env
         state = self.state_dict()
-        normalizer = VecNormalize(env, norm_reward=False, **_arguments(state))
+        normalizer = VecNormalize(env, **_arguments(state))
         _fill(normalizer, state)
         return normalizer
 
@@ -104,6 +104,7 @@ def statistics_of(env: VecNormalize) -> dict[str, Any]:
     """What a :class:`Normalizer` with this environment holds."""
     state: dict[str, Any] = {"norm_obs": env.norm_obs}
     state |= {"clip_obs": float(env.clip_obs), "epsilon": float(env.epsilon), "gamma": float(env.gamma)}
+    state |= {"norm_reward": env.norm_reward, "clip_reward": float(env.clip_reward)}
     state["norm_obs_keys"] = None if env.norm_obs_keys is None else list(env.norm_obs_keys)
     rms = env.obs_rms if env.norm_obs else {}
     statistics = rms if isinstance(rms, dict) else {_WHOLE: rms}
@@ -135,7 +136,10 @@ def _check_shapes(env: VecNormalize, state: Mapping[str, Any]) -> None:
 
 
 def _arguments(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: state[name] for name in ("norm_obs", "clip_obs", "gamma", "epsilon", "norm_obs_keys")}
+    # Older files know nothing of rewards, which were never scaled then.
+    rewards = {"norm_reward": False, "clip_reward": 10.0}
+    names = ("norm_obs", "clip_obs", "gamma", "epsilon", "norm_obs_keys")
+    return {name: state[name] for name in names} | {name: state.get(name, rewards[name]) for name in rewards}
 
 
 def _fill(env: VecNormalize, state: Mapping[str, Any]) -> None:
@@ -183,7 +187,7 @@ def _check(state: Any) -> None:
         "obs_rms": mapping(moments),
         "ret_rms": single,
     }
-    check("normalizer", state, table(rules))
+    check("normalizer", state, table(rules, {"norm_reward": flag, "clip_reward": number(above=0)}))
     keys = [_WHOLE] if state["norm_obs_keys"] is None else state["norm_obs_keys"]
     if sorted(state["obs_rms"]) != (sorted(keys) if state["norm_obs"] else []):
         raise CheckpointError("the normalizer has no statistics of what it normalises, or of something else")

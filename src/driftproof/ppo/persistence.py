@@ -25,7 +25,7 @@ from driftproof.ppo.hyperparams import Hyperparameters
 from driftproof.ppo.normalizer import Normalizer, unchanged_on_error
 from driftproof.ppo.progress import Edge
 from driftproof.ppo.settings import Setting, policy_arguments, without_unused_settings
-from driftproof.state import CheckpointError, Stateful, copy_tree, printable, read, select, without, write
+from driftproof.state import CheckpointError, Stateful, copy_tree, printable, read, without, write
 
 Self = TypeVar("Self", bound="Persistent")
 
@@ -167,18 +167,53 @@ class Persistent(BaseAlgorithm):
     ) -> None:
         """Write the agent to a file, at once or not at all.
 
+        Attributes that somebody has set on the agent are written if they are plain values.
+
         Args:
             path: ``.zip`` is added to a name without an ending.
-            exclude: Components to leave out.
-            include: The only components to write.
+            exclude: Components, settings or attributes to leave out. Settings then have their defaults when the file is
+                loaded.
+            include: Of these, what to write all the same.
         """
-        tree = self.current_states()
-        if include is not None:
-            tree = select(tree, list(include))
-        if exclude is not None:
-            tree = without(tree, list(exclude))
-        exact = self.edge.is_whole and include is None and exclude is None
-        write(_with_suffix(path, reading=False), tree, config=self.config(), exact=exact)
+        tree, config = self.current_states(), self.config()
+        left_out = set(exclude or ()) - set(include or ())
+        settings, attributes = config["settings"], config["attributes"]
+        for name in left_out & {*settings, *attributes}:
+            settings.pop(name, None)
+            attributes.pop(name, None)
+        parts = left_out - self.setting_names() - set(vars(self))
+        tree = without(tree, sorted(parts))
+        self._warn_of_what_is_lost(settings)
+        exact = self.edge.is_whole and not left_out
+        write(_with_suffix(path, reading=False), tree, config=config, exact=exact)
+
+    def _warn_of_what_is_lost(self, settings: Mapping[str, Any]) -> None:
+        """Warn once of functions that must be given again, and of attributes that a file cannot hold."""
+        functions = sorted(manifest.foreign_places(settings) & set(manifest.FUNCTIONS))
+        values = [name for name, value in self._own_attributes().items() if not manifest.is_plain(value)]
+        told: set[str] = self.__dict__.setdefault("_told", set())
+        messages = [
+            f"the file only names {', '.join(functions)}, a function: to load it, pass it again, "
+            f"load(..., custom_objects={{{functions[0]!r}: ...}}), or use driftproof.ppo.Linear or Cosine"
+            if functions
+            else "",
+            f"the file does not hold the agent's attributes {', '.join(values)}, which are no plain values"
+            if values
+            else "",
+        ]
+        for message in messages:
+            if message and message not in told:
+                told.add(message)
+                warnings.warn(message, stacklevel=3)
+
+    def _own_attributes(self) -> dict[str, Any]:
+        """What somebody has set on the agent: nothing of its own, and nothing private."""
+        known = self.__dict__.get("_known_attributes", frozenset(vars(self)))
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in known and not name.startswith("_") and not hasattr(type(self), name)
+        }
 
     @classmethod
     def load(
@@ -211,6 +246,10 @@ class Persistent(BaseAlgorithm):
         trust = Trust.of(trusted)
         settable = {name for name in dir(cls) if isinstance(getattr(cls, name, None), Setting)}
         changeable = settable | cls._CHANGED_ON_LOAD
+        custom_objects = dict(custom_objects or {})
+        if "lr_schedule" in custom_objects:
+            # Stable-Baselines3's other name for it; where both are given, the schedule rules.
+            custom_objects["learning_rate"] = custom_objects.pop("lr_schedule")
         if unknown := [name for name in kwargs if name not in changeable]:
             raise TypeError(
                 f"load() cannot change {', '.join(unknown)}; it can change {', '.join(sorted(changeable))}. Build an "
@@ -225,7 +264,7 @@ class Persistent(BaseAlgorithm):
                 f"{path} holds no agent; if it holds parts of one, build an agent with its settings, and give it the "
                 "file: agent.set_parameters(path, exact_match=False)"
             )
-        tree, given = dict(checkpoint.tree), dict(custom_objects or {})
+        tree, given = dict(checkpoint.tree), custom_objects
         with _as_checkpoint_error(path):
             # What the file does hold is replaced, as Stable-Baselines3 has it.
             replaced = changeable & given.keys() - manifest.foreign_places(checkpoint.config.get("settings"))
@@ -249,6 +288,7 @@ class Persistent(BaseAlgorithm):
             with _as_checkpoint_error(path):
                 load_state(agent.policy, parts, tree, exact_match=False)
         agent.__dict__["_unclaimed"] = {name: tree[name] for name in tree.keys() - agent.components().keys()}
+        agent._set_attributes(checkpoint.config.get("attributes", {}), path)
         if force_reset:
             agent._last_obs = None
         for name, value in kwargs.items():
@@ -267,7 +307,19 @@ class Persistent(BaseAlgorithm):
             "observation_space": manifest.encode(self.observation_space),
             "action_space": manifest.encode(self.action_space),
             "n_envs": self.n_envs,
+            "attributes": {
+                name: manifest.encode(x) for name, x in self._own_attributes().items() if manifest.is_plain(x)
+            },
         }
+
+    def _set_attributes(self, attributes: Any, path: object) -> None:
+        """Set what somebody had set on the agent that was saved; nothing that agents have themselves."""
+        if not isinstance(attributes, dict) or not all(map(manifest.is_plain, attributes.values())):
+            raise CheckpointError(f"{path}: its attributes are not plain values")
+        for name, value in attributes.items():
+            if not name.isidentifier() or name.startswith("_") or hasattr(self, name):
+                raise CheckpointError(f"{path}: {printable(name, 60)} is no attribute that a file may set")
+            setattr(self, name, value)
 
     @classmethod
     def setting_names(cls) -> set[str]:

@@ -22,6 +22,21 @@ class RolloutError(RuntimeError):
     """Something that an environment did makes its experience useless."""
 
 
+_FAILURE = "driftproof_environment_failure"
+
+
+def mark_failure(error: Exception, what: str) -> None:
+    """Note on an environment's own exception which environment raised it, and when."""
+    setattr(error, _FAILURE, what)
+    # Shown below a traceback from Python 3.11 on.
+    setattr(error, "__notes__", [*getattr(error, "__notes__", []), what])  # noqa: B010
+
+
+def failure_of_environment(error: BaseException) -> str | None:
+    """What :func:`mark_failure` noted; ``None`` if no environment raised this."""
+    return str(error) if isinstance(error, RolloutError) else getattr(error, _FAILURE, None)
+
+
 class Minibatch(NamedTuple):
     """Chunks of sequences ``[K, B, ...]``, and how to run a recurrent policy over them.
 

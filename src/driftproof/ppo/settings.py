@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -26,6 +25,7 @@ from driftproof.ppo.entropy import EntropySchedule
 from driftproof.ppo.hyperparams import Hyperparameter, Hyperparameters, Schedule, base_and_schedule
 from driftproof.ppo.kl import KLPenalty, StopMode
 from driftproof.ppo.optimizers import check_options, optimizer_class, unused_options
+from driftproof.ppo.sb3_views import Scheduled
 
 if TYPE_CHECKING:
     from driftproof.ppo.algorithm import DistributionalPPO
@@ -41,7 +41,7 @@ _BOUNDS: dict[str, dict[str, float]] = {
     "learning_rate": {"at_least": 0, "at_most": _LARGE},
     "gamma": {"at_least": 0, "at_most": 1},
     "gae_lambda": {"at_least": 0, "at_most": 1},
-    "clip_range": {"above": 0, "at_most": _LARGEST},
+    "clip_range": {"at_least": 0, "at_most": _LARGEST},
     "clip_range_vf": {"above": 0, "at_most": _LARGEST},
     "ent_coef": {"at_least": 0, "at_most": _LARGE},
     "vf_coef": {"at_least": 0, "at_most": _LARGE},
@@ -73,6 +73,7 @@ _COUNTS = (
 )
 _FLAGS = ("normalize_advantage", "use_sde", "variance_gradient_scaling", "cuda_graph", "mixed_precision")
 _OPTIONAL = ("clip_range_vf", "target_kl", "cvar_alpha")
+_NOT_GIVEN = "it was not given when the agent was made"
 SCHEDULED = ("learning_rate", "clip_range", "clip_range_vf")
 
 _HEAD_ARGUMENTS = {
@@ -120,6 +121,8 @@ class Setting:
             return self
         owned = agent.__dict__.get("hyperparams")
         if owned is not None and self.name in owned:
+            if self.name in SCHEDULED[1:]:
+                return Scheduled(owned[self.name], partial(owned.at, self.name))
             return owned[self.name]
         return agent.__dict__.setdefault("_initial", {}).get(self.name)
 
@@ -127,7 +130,9 @@ class Setting:
         owned = agent.__dict__.get("hyperparams")
         if owned is None:
             agent.__dict__.setdefault("_initial", {})[self.name] = value
-        elif callable(value) and self.name in SCHEDULED:
+        elif self.name in _OPTIONAL and (value is None or self.name not in owned):
+            set_optional(agent, self.name, value)
+        elif callable(value) and not isinstance(value, Scheduled) and self.name in SCHEDULED:
             owned.set_schedule(self.name, value)
         else:
             owned[self.name] = value
@@ -305,16 +310,6 @@ def check_spaces(observation_space: spaces.Space[Any], action_space: spaces.Spac
         raise ValueError(f"action space {action_space} is not supported: its bounds must be finite")
 
 
-def without_reward_scaling(normalizer: VecNormalize) -> str:
-    """The line that makes the same wrapper, but for rewards."""
-    arguments = [
-        f"{name}={getattr(normalizer, name)!r}"
-        for name, parameter in inspect.signature(VecNormalize.__init__).parameters.items()
-        if name not in ("self", "venv", "norm_reward", "clip_reward") and getattr(normalizer, name) != parameter.default
-    ]
-    return f"VecNormalize({', '.join(['venv', 'norm_reward=False', *arguments])})"
-
-
 def check_policy(policy: Any, kwargs: Mapping[str, Any]) -> None:
     """Refuse classes that are no policies, and unknown arguments."""
     if not isinstance(policy, type) or not issubclass(policy, DistributionalPolicy):
@@ -380,7 +375,7 @@ def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:
     if agent.adversary is not None:
         entries |= {f"adversary.{key}": entry for key, entry in agent.adversary.hyperparameters().items()}
     fixed = {
-        name: "it was not given when the agent was made" if name in _OPTIONAL else "it is set when the agent is made"
+        name: _NOT_GIVEN if name in _OPTIONAL else "it is set when the agent is made"
         for name in inspect.signature(type(agent)).parameters
         if name not in entries
     }
@@ -389,6 +384,30 @@ def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:
     if agent.adversary is None:
         fixed |= dict.fromkeys(("adversary.epsilon", "adversary.robust_kl_coef"), "adversarial training is off")
     return Hyperparameters(entries, fixed | _FIXED)
+
+
+def set_optional(agent: DistributionalPPO, name: str, value: Any) -> None:
+    """Let a hyper-parameter that may be ``None`` act from now on, or no longer."""
+    if value is None:
+        _check_removable(agent, name)
+        agent.hyperparams.remove(name, _NOT_GIVEN)
+    else:
+        base, schedule = base_and_schedule(name, value) if name in SCHEDULED else (value, None)
+        check_number(name, base, **_BOUNDS[name])
+        apply = partial(_set_target_kl, agent) if name == "target_kl" else None
+        agent.hyperparams.add(name, Hyperparameter(base, _BOUNDS[name], schedule=schedule, apply=apply))
+    agent._initial[name] = value
+    if name == "target_kl" and value is None:
+        agent.kl_stop.set_target(None)
+    if name == "clip_range_vf":
+        agent.clip_mode_changed()
+
+
+def _check_removable(agent: DistributionalPPO, name: str) -> None:
+    if name == "target_kl" and agent.kl_penalty is not None:
+        raise ValueError("target_kl=None: the agent's kl_penalty needs the KL divergence that it is to reach")
+    if name == "clip_range_vf" and agent.value_clip_mode is not None:
+        raise ValueError(f"clip_range_vf=None: value_clip_mode={agent.value_clip_mode!r} needs it")
 
 
 def _set_group(optimizer: Optimizer, key: str, value: float) -> None:

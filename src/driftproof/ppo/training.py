@@ -210,6 +210,11 @@ def _values(agent: DistributionalPPO, predictions: tuple[Tensor, ...], alpha: fl
     return [agent.return_scale.decode(value) for value in means]
 
 
+def values_of(agent: DistributionalPPO, predictions: tuple[Tensor, ...]) -> Tensor:
+    """What the critics expect in units of rewards: the smallest of their means."""
+    return _smallest(_values(agent, predictions, None))
+
+
 def _smallest(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.minimum(*values)
 

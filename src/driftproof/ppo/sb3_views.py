@@ -1,0 +1,176 @@
+"""What callbacks and scripts for Stable-Baselines3 look for on an agent, computed when they look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from driftproof.ppo.rollout import Rollout
+from driftproof.ppo.training import Estimates, estimate
+
+if TYPE_CHECKING:
+    from driftproof.ppo.algorithm import DistributionalPPO
+
+Array = npt.NDArray[Any]
+
+
+class RolloutView:
+    """The last rollout by the names of Stable-Baselines3's ``RolloutBuffer``: arrays ``[n_steps, n_envs, ...]``.
+
+    Values are the smaller critic's, in units of rewards. Advantages are not normalised.
+    """
+
+    def __init__(self, agent: DistributionalPPO, rollout: Rollout) -> None:
+        self._agent, self._rollout = agent, rollout
+        self.buffer_size, self.n_envs = rollout.steps, rollout.envs
+        self.device = rollout.device
+
+    def size(self) -> int:
+        """Steps of every environment."""
+        return self.buffer_size
+
+    @property
+    def gamma(self) -> float:
+        """Discount in force."""
+        return self._agent.hyperparams.current("gamma")
+
+    @property
+    def gae_lambda(self) -> float:
+        """The λ of advantages in force."""
+        return self._agent.hyperparams.current("gae_lambda")
+
+    @property
+    def observations(self) -> Array | dict[str, Array]:
+        """What the policy saw, normalised where ``VecNormalize`` does that."""
+        observations = self._rollout.observations
+        if isinstance(observations, dict):
+            return {key: _array(part) for key, part in observations.items()}
+        return _array(observations)
+
+    @property
+    def actions(self) -> Array:
+        """What the policy chose, before clipping ``[n_steps, n_envs, numbers of an action]``."""
+        return _array(self._rollout.actions).reshape(self.buffer_size, self.n_envs, -1)
+
+    @property
+    def rewards(self) -> Array:
+        """Rewards, as the environments gave them."""
+        return np.array(self._rollout.rewards)
+
+    @property
+    def episode_starts(self) -> Array:
+        """1 where an episode starts with this step."""
+        return np.array(self._rollout.starts, np.float32)
+
+    @property
+    def log_probs(self) -> Array:
+        """Log-probabilities of the actions."""
+        rollout = self._rollout
+        return _array(self._agent.policy.distribution.log_prob(rollout.parameters, rollout.actions))
+
+    @property
+    def values(self) -> Array:
+        """What the critics expected."""
+        return _array(self._estimates.values)
+
+    @property
+    def returns(self) -> Array:
+        """λ-returns, which the critics learn."""
+        return _array(self._estimates.returns)
+
+    @property
+    def advantages(self) -> Array:
+        """Generalised advantage estimates."""
+        return _array(self._estimates.advantages)
+
+    @cached_property
+    def _estimates(self) -> Estimates:
+        valid = torch.from_numpy(self._rollout.valid).to(self.device)
+        return estimate(self._agent, self._rollout, valid)
+
+
+class Deferred:
+    """A tensor for callbacks that costs nothing unless one looks at it.
+
+    Any attribute, operator or function of torch and NumPy makes the tensor of it.
+    """
+
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
+        self._compute = compute
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        """The tensor itself."""
+        return self._compute()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor, name)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.tensor.cpu().numpy(), dtype=dtype)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def plain(value: Any) -> Any:
+            if isinstance(value, Deferred):
+                return value.tensor
+            return type(value)(map(plain, value)) if isinstance(value, list | tuple) else value
+
+        return function(*plain(args), **{key: plain(value) for key, value in (kwargs or {}).items()})
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.tensor[index]
+
+    def __float__(self) -> float:
+        return float(self.tensor)
+
+    def __repr__(self) -> str:
+        return repr(self.tensor)
+
+    def __add__(self, other: Any) -> Any:
+        return self.tensor + other
+
+    def __sub__(self, other: Any) -> Any:
+        return self.tensor - other
+
+    def __mul__(self, other: Any) -> Any:
+        return self.tensor * other
+
+    def __truediv__(self, other: Any) -> Any:
+        return self.tensor / other
+
+    def __neg__(self) -> Tensor:
+        return -self.tensor
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+class Scheduled(float):
+    """The base value of a hyper-parameter that is also Stable-Baselines3's function of the remaining progress."""
+
+    _at: Callable[[float], float]
+
+    def __new__(cls, value: float, at: Callable[[float], float]) -> Scheduled:
+        self = super().__new__(cls, value)
+        self._at = at
+        return self
+
+    def __call__(self, progress_remaining: float) -> float:
+        """The value at this point of training, from 1 at its beginning to 0 at its end."""
+        return self._at(progress_remaining)
+
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:
+        return float, (float(self),)
+
+
+def _array(tensor: Tensor) -> Array:
+    return np.array(tensor.detach().cpu().numpy())
