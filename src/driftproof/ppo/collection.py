@@ -42,10 +42,15 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
     for bootstrap in rollout.bootstraps:
         bootstrap.zero_()
 
-    # What callbacks find in their locals, by the names of Stable-Baselines3.
-    told: dict[str, Any] = {"self": agent, "env": env, "callback": callback, "n_rollout_steps": rollout.steps}
-    told["rollout_buffer"] = RolloutView(agent, rollout)
-
+    callback.update_locals(
+        {
+            "self": agent,
+            "env": env,
+            "callback": callback,
+            "n_rollout_steps": rollout.steps,
+            "rollout_buffer": RolloutView(agent, rollout),
+        }
+    )
     _check_observation(agent, agent._last_obs, 0)
     for step in range(rollout.steps):
         observation, starts = agent._last_obs, agent._last_episode_starts
@@ -72,12 +77,21 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
         agent.state, agent._last_obs, agent._last_episode_starts = state, new_obs, ends_here
         agent.num_timesteps += env.num_envs
 
-        told |= {"n_steps": step + 1, "obs_tensor": _at(rollout.observations, step)}
-        told |= {"actions": actions, "clipped_actions": actions, "new_obs": new_obs}
-        told |= {"rewards": rewards, "dones": dones, "infos": infos}
-        told["values"] = Deferred(partial(_values, agent, memory))
-        told["log_probs"] = Deferred(partial(distribution.log_prob, parameters, action))
-        callback.update_locals(told)
+        # By the names of Stable-Baselines3.
+        callback.update_locals(
+            {
+                "n_steps": step + 1,
+                "obs_tensor": _at(rollout.observations, step),
+                "actions": actions,
+                "clipped_actions": actions,
+                "values": Deferred(partial(_values, agent, memory)),
+                "log_probs": Deferred(partial(distribution.log_prob, parameters, action)),
+                "new_obs": new_obs,
+                "rewards": rewards,
+                "dones": dones,
+                "infos": infos,
+            }
+        )
         if not callback.on_step():
             return False
 
@@ -94,7 +108,6 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
             memories.clear()
 
     _predict_ends(agent, step_policy, rollout, ends)
-    callback.update_locals(told)
     callback.on_rollout_end()
     return True
 
