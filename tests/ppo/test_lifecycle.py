@@ -47,7 +47,7 @@ def test_memory_can_be_forgotten_in_the_middle_of_a_rollout():
     model, norms = agent("MlpLstmPolicy"), []
 
     def callback(local, _):
-        if local["step"] == 3:
+        if local["n_steps"] == 4:
             model.reset_lstm_states_to_initial()
             norms.append(sum(part.norm() for part in model.state.actor))
         return True

@@ -565,25 +565,6 @@ def test_eval_callback_evaluates_with_the_statistics_of_training():
     assert reward == 5
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{}, {"clip_obs": 5.0, "gamma": 0.9, "epsilon": 1e-6}, {"norm_obs": False}, {"training": False}],
-)
-def test_scaled_rewards_are_refused_with_the_line_that_is_right(arguments):
-    venv = clocks()
-    with pytest.raises(ValueError, match="running scale of returns") as refusal:
-        small(VecNormalize(venv, **arguments))
-    line = str(refusal.value).split("Use ")[1]
-    right = eval(line, {"VecNormalize": VecNormalize, "venv": venv})
-    assert right.norm_reward is False
-    for name, value in arguments.items():
-        assert getattr(right, name) == value
-    model = small(right)
-    with pytest.raises(ValueError, match="running scale of returns"):
-        model.set_env(VecFrameStack(VecNormalize(clocks()), 1))
-    model.learn(32)
-
-
 # Files and parameters
 
 

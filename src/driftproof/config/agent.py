@@ -179,7 +179,7 @@ class PPOSection(Section):
     )
     gamma: Share = Field(0.99, description="Discount. Closer to 1 looks further ahead; 0.9 to 0.999.")
     gae_lambda: Share = Field(0.95, description="Of advantages. Closer to 1: less bias, more noise; 0.9 to 1.")
-    clip_range: PositiveOrSchedule = Field(
+    clip_range: NotNegativeOrSchedule = Field(
         0.2, description="How far probabilities of actions may move in an update; 0.1 to 0.3. May be a schedule."
     )
     clip_range_vf: PositiveOrSchedule | None = Field(

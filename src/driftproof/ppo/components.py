@@ -42,6 +42,8 @@ def load_state(
         CheckpointError: A state is wrong, or, with ``exact_match``, names are missing or unknown; nothing has changed.
     """
     _check_names(components, states, exact_match, external)
+    if not exact_match and "policy" in states:
+        states = {**states, "policy": _with_own_tensors(policy, states["policy"])}
     parts = {name: part for name, part in components.items() if name in states}
     with _as_checkpoint_error("the state"):
         widened = policy.lacks_second_critic(states.get("policy", {}))
@@ -93,6 +95,16 @@ def _check_names(
         if exact_match:
             raise message
         warnings.warn(str(message), stacklevel=4)
+
+
+def _with_own_tensors(policy: DistributionalPolicy, state: Any) -> Any:
+    """A policy's state with the policy's own tensors where it has none, of which a warning tells."""
+    own = policy.state_dict()
+    if not isinstance(state, Mapping) or policy.lacks_second_critic(state):
+        return state  # The second critic is added elsewhere, and what is no state is refused.
+    if missing := [name for name in own if name not in state]:
+        warnings.warn(f"the policy's {', '.join(missing[:5])} are not given, and stay as they are", stacklevel=5)
+    return {**{name: own[name] for name in missing}, **state}
 
 
 def _prepared(policy: DistributionalPolicy, part: Stateful, state: Any, widened: bool) -> Any:

@@ -16,6 +16,10 @@ Schedule: TypeAlias = Callable[[float], float]
 """From what remains of training, 1 to 0, to a factor."""
 
 
+_ROUNDING = 1e-9
+"""How far below 0 a schedule may end by rounding."""
+
+
 @dataclass
 class Hyperparameter:
     """One number of the agent.
@@ -225,7 +229,7 @@ def base_and_schedule(name: str, value: float | Schedule) -> tuple[float, Factor
         return value, None
     values = [float(value(i / 100)) for i in range(100, -1, -1)]
     base = max(values)
-    if base < 0:
-        raise ValueError(f"Invalid {name}: the schedule is always negative")
+    if min(values) < -_ROUNDING:
+        raise ValueError(f"Invalid {name}: the schedule is negative, {min(values):g} at some point")
     # Nothing times a schedule is nothing.
     return base, Factor(value, base) if base > 0 else None

@@ -25,7 +25,7 @@ from driftproof.ppo.hyperparams import Hyperparameters
 from driftproof.ppo.normalizer import Normalizer, unchanged_on_error
 from driftproof.ppo.progress import Edge
 from driftproof.ppo.settings import Setting, policy_arguments, without_unused_settings
-from driftproof.state import CheckpointError, Stateful, copy_tree, printable, read, without, write
+from driftproof.state import CheckpointError, Stateful, copy_tree, printable, read, select, without, write
 
 Self = TypeVar("Self", bound="Persistent")
 
@@ -173,9 +173,11 @@ class Persistent(BaseAlgorithm):
             path: ``.zip`` is added to a name without an ending.
             exclude: Components, settings or attributes to leave out. Settings then have their defaults when the file is
                 loaded.
-            include: Of these, what to write all the same.
+            include: Of these, what to write all the same; without ``exclude``, the only components to write.
         """
         tree, config = self.current_states(), self.config()
+        if include is not None and exclude is None:
+            tree = select(tree, list(include))
         left_out = set(exclude or ()) - set(include or ())
         settings, attributes = config["settings"], config["attributes"]
         for name in left_out & {*settings, *attributes}:
@@ -184,7 +186,7 @@ class Persistent(BaseAlgorithm):
         parts = left_out - self.setting_names() - set(vars(self))
         tree = without(tree, sorted(parts))
         self._warn_of_what_is_lost(settings)
-        exact = self.edge.is_whole and not left_out
+        exact = self.edge.is_whole and include is None and exclude is None
         write(_with_suffix(path, reading=False), tree, config=config, exact=exact)
 
     def _warn_of_what_is_lost(self, settings: Mapping[str, Any]) -> None:
@@ -209,10 +211,11 @@ class Persistent(BaseAlgorithm):
     def _own_attributes(self) -> dict[str, Any]:
         """What somebody has set on the agent: nothing of its own, and nothing private."""
         known = self.__dict__.get("_known_attributes", frozenset(vars(self)))
+        components = {id(component) for component in self.components().values()}
         return {
             name: value
             for name, value in vars(self).items()
-            if name not in known and not name.startswith("_") and not hasattr(type(self), name)
+            if not (name in known or name.startswith("_") or hasattr(type(self), name) or id(value) in components)
         }
 
     @classmethod
@@ -248,8 +251,8 @@ class Persistent(BaseAlgorithm):
         changeable = settable | cls._CHANGED_ON_LOAD
         custom_objects = dict(custom_objects or {})
         if "lr_schedule" in custom_objects:
-            # Stable-Baselines3's other name for it; where both are given, the schedule rules.
-            custom_objects["learning_rate"] = custom_objects.pop("lr_schedule")
+            # Stable-Baselines3's other name for it.
+            custom_objects.setdefault("learning_rate", custom_objects.pop("lr_schedule"))
         if unknown := [name for name in kwargs if name not in changeable]:
             raise TypeError(
                 f"load() cannot change {', '.join(unknown)}; it can change {', '.join(sorted(changeable))}. Build an "

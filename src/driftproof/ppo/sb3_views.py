@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from stable_baselines3.common.utils import FloatSchedule
 from torch import Tensor
 
+from driftproof.ppo.hyperparams import Schedule
 from driftproof.ppo.rollout import Rollout
 from driftproof.ppo.training import Estimates, estimate
 
@@ -154,19 +156,21 @@ class Deferred:
     __radd__, __rmul__ = __add__, __mul__
 
 
-class Scheduled(float):
-    """The base value of a hyper-parameter that is also Stable-Baselines3's function of the remaining progress."""
+class Scheduled(float, FloatSchedule):
+    """The base value of a hyper-parameter that is also Stable-Baselines3's function of the remaining progress.
 
-    _at: Callable[[float], float]
+    Args:
+        base: The number that it is.
+        schedule: What it follows from 1, the beginning of training, to 0; ``None``: the base stays.
+    """
 
-    def __new__(cls, value: float, at: Callable[[float], float]) -> Scheduled:
-        self = super().__new__(cls, value)
-        self._at = at
-        return self
+    def __new__(cls, base: float, schedule: Schedule | None = None) -> Scheduled:
+        return super().__new__(cls, base)
 
-    def __call__(self, progress_remaining: float) -> float:
-        """The value at this point of training, from 1 at its beginning to 0 at its end."""
-        return self._at(progress_remaining)
+    def __init__(self, base: float, schedule: Schedule | None = None) -> None:
+        FloatSchedule.__init__(self, float(base) if schedule is None else schedule)
+
+    __repr__ = float.__repr__
 
     def __reduce__(self) -> tuple[type[float], tuple[float]]:
         return float, (float(self),)

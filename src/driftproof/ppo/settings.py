@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.optim import Optimizer
 
-from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof._arguments import ArgumentError, check_count, check_flag, check_number, check_option
 from driftproof._unused import without_unused
 from driftproof.nn.heads import CLIP_MODES, QuantileHead
 from driftproof.nn.policies import DistributionalPolicy
@@ -122,7 +122,7 @@ class Setting:
         owned = agent.__dict__.get("hyperparams")
         if owned is not None and self.name in owned:
             if self.name in SCHEDULED[1:]:
-                return Scheduled(owned[self.name], partial(owned.at, self.name))
+                return Scheduled(owned[self.name], owned.schedule(self.name))
             return owned[self.name]
         return agent.__dict__.setdefault("_initial", {}).get(self.name)
 
@@ -233,6 +233,11 @@ def without_unused_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_combinations(agent: DistributionalPPO) -> None:
     initial = agent._initial
+    if agent.normalize_advantage and agent.env is not None and agent.n_steps * agent.n_envs == 1:
+        raise ArgumentError(
+            "n_steps * n_envs = 1: advantages of a single sample cannot be normalised; use longer rollouts, or "
+            "normalize_advantage=False"
+        )
     _check_stop(agent)
     if agent.value_clip_mode is not None:
         check_option("value_clip_mode", agent.value_clip_mode, CLIP_MODES)

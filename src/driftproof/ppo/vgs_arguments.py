@@ -32,8 +32,12 @@ _EARLIER = {
     "use_twin_critics": "policy_kwargs={'twin_critics': ...}",
     "kl_early_stop": "kl_stop",
     "kl_exceed_stop_fraction": "kl_stop='fraction' with kl_stop_fraction",
+    **dict.fromkeys(
+        ("rollout_buffer_class", "rollout_buffer_kwargs"),
+        "not replaceable: rollouts are tensors cut into sequences; read them through model.rollout_buffer",
+    ),
 }
-"""Arguments of the earlier system, and what they are called here."""
+"""Arguments of the earlier system and of Stable-Baselines3, and what they are called here."""
 
 
 def resolve_vgs(

@@ -91,6 +91,8 @@ class Reader:
             self._file = open_regular(source)
         else:
             self.name = str(getattr(source, "name", "the file"))
+            if source.seekable():
+                source.seek(0)  # It may have been written just now.
             self._file = io.BytesIO(source.read())
         self.size = self._file.seek(0, io.SEEK_END)
         self._file.seek(0)

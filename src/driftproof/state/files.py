@@ -77,6 +77,7 @@ def write(target: Source, tree: Any, *, config: Mapping[str, Any] | None = None,
     else:
         for part in parts:
             target.write(part)
+        target.flush()
 
 
 @dataclass(frozen=True)
