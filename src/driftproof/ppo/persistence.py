@@ -183,8 +183,8 @@ class Persistent(BaseAlgorithm):
         for name in left_out & {*settings, *attributes}:
             settings.pop(name, None)
             attributes.pop(name, None)
-        parts = left_out - self.setting_names() - set(vars(self))
-        tree = without(tree, sorted(parts))
+        others = self.setting_names() | set(vars(self))
+        tree = without(tree, sorted(name for name in left_out if name in tree or name not in others))
         self._warn_of_what_is_lost(settings)
         exact = self.edge.is_whole and include is None and exclude is None
         write(_with_suffix(path, reading=False), tree, config=config, exact=exact)
