@@ -64,7 +64,7 @@ def test_every_argument_of_the_networks_has_its_place():
             continue
         owners = [part for part in (config.policy, config.critic) if hasattr(part, name)]
         assert len(owners) == 1, name
-        if name not in ("activation_fn", "features_extractor_kwargs"):
+        if name not in ("activation_fn", "features_extractor_kwargs", "lstm_kwargs"):
             assert getattr(owners[0], name) == default, name
     assert set(get_args(PolicyName)) == set(NAMED_POLICIES)
     assert set(OPTIMIZERS) == set(KNOWN_OPTIMIZERS)

@@ -64,6 +64,10 @@ class PolicySection(Section):
         128, ge=1, description="Units of the memory, LSTM or GRU. More remember more, and are slower; 32 to 512."
     )
     n_lstm_layers: Size = Field(1, ge=1, description="Its layers; 1 or 2.")
+    lstm_kwargs: Plain = Field(
+        default_factory=dict,
+        description="More arguments of torch's LSTM or GRU: dropout between layers while training, bias.",
+    )
     shared_recurrence: bool = Field(
         False, description="One memory for actor and critics, which then learn it together. Faster."
     )

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from driftproof._arguments import ArgumentError, check_flag, check_number
+from driftproof._text import printable
 from driftproof.nn.segments import Segments
 
 State: TypeAlias = tuple[Tensor, ...]
@@ -108,9 +110,9 @@ class _TorchCore(Core):
 
     module: ClassVar[type[nn.LSTM] | type[nn.GRU]]
 
-    def __init__(self, features: int, units: int, layers: int = 1) -> None:
+    def __init__(self, features: int, units: int, layers: int = 1, *, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__(features, units, layers)
-        self.recurrence = self.module(features, units, layers)
+        self.recurrence = self.module(features, units, layers, bias=bias, dropout=dropout)
 
     def initialise(self) -> None:
         """Orthogonal input weights that give every gate something of the size that comes in.
@@ -124,17 +126,19 @@ class _TorchCore(Core):
                     nn.init.orthogonal_(gate, gain=math.sqrt(max(1.0, self.units / gate.shape[1])))
 
     @abstractmethod
-    def _cell(self, inputs: Tensor, state: State, weights: list[Tensor]) -> State:
+    def _cell(self, inputs: Tensor, state: State, weights: list[Any]) -> State:
         """One layer's next state ``[B, units]``, hidden state first."""
 
-    def _layer_weights(self, layer: int) -> list[Tensor]:
-        return [
-            getattr(self.recurrence, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        ]
+    def _layer_weights(self, layer: int) -> list[Any]:
+        """Input weights, recurrent weights and their biases; ``None`` for biases that there are not."""
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        return [getattr(self.recurrence, f"{name}_l{layer}", None) for name in names]
 
     def step(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         new = []
         for layer in range(self.layers):
+            if layer > 0:
+                inputs = nn.functional.dropout(inputs, self.recurrence.dropout, self.training)
             new.append(self._cell(inputs, tuple(part[layer] for part in state), self._layer_weights(layer)))
             inputs = new[-1][0]
         return inputs, tuple(torch.stack(parts) for parts in zip(*new, strict=True))
@@ -172,25 +176,35 @@ class LSTMCore(_TorchCore):
         less. The ``short`` part of benchmarks/learning.py has the numbers.
         """
         super().initialise()
-        for layer in range(self.layers):
+        for layer in range(self.layers if self.recurrence.bias else 0):
             bias = getattr(self.recurrence, f"bias_ih_l{layer}").data
             input_gate, forget_gate, _, output_gate = torch.split(bias, self.units)
             input_gate += 1
             forget_gate -= 1
             output_gate += 1
 
-    def _cell(self, inputs: Tensor, state: State, weights: list[Tensor]) -> State:
+    def _cell(self, inputs: Tensor, state: State, weights: list[Any]) -> State:
         hidden, cell = torch.lstm_cell(inputs, state, *weights)
         return hidden, cell
 
+    @property
+    def can_fuse(self) -> bool:
+        """Whether :meth:`fused_weights` are of use: on a CPU, with biases."""
+        return self.recurrence.bias and self.recurrence.weight_hh_l0.device.type == "cpu"
+
+    def fused_weights(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Weights ``[features + units, 4 * units]`` for input and hidden state together, and their biases."""
+        w_ih, w_hh, b_ih, b_hh = (w.detach() for w in self._layer_weights(layer))
+        return torch.cat((w_ih, w_hh), 1).t(), b_ih + b_hh
+
     def stepper(self) -> Step:
-        if self.recurrence.weight_hh_l0.device.type != "cpu":
+        if not self.can_fuse:
             return self.step
         # One product for input and hidden state together.
         fused = []
         for layer in range(self.layers):
-            w_ih, w_hh, b_ih, b_hh = (w.detach() for w in self._layer_weights(layer))
-            fused.append((torch.cat((w_ih, w_hh), 1).t().contiguous(), b_ih + b_hh))
+            weight, bias = self.fused_weights(layer)
+            fused.append((weight.contiguous(), bias))
         units = self.units
 
         def step(inputs: Tensor, state: State) -> tuple[Tensor, State]:
@@ -220,9 +234,9 @@ def paired_stepper(first: Core, second: Core) -> PairStep:
     weights, biases = [], []
     for core in (first, second):
         assert isinstance(core, LSTMCore)
-        w_ih, w_hh, b_ih, b_hh = (w.detach() for w in core._layer_weights(0))
-        weights.append(torch.cat((w_ih, w_hh), 1).t())
-        biases.append((b_ih + b_hh).unsqueeze(0))
+        core_weight, core_bias = core.fused_weights(0)
+        weights.append(core_weight)
+        biases.append(core_bias.unsqueeze(0))
     weight, bias, units = torch.stack(weights), torch.stack(biases), first.units
 
     def step(inputs: Tensor, one: State, other: State) -> tuple[tuple[Tensor, State], tuple[Tensor, State]]:
@@ -239,7 +253,7 @@ def paired_stepper(first: Core, second: Core) -> PairStep:
 
 def _is_simple(core: Core) -> bool:
     """Whether it is an LSTM of one layer on a CPU."""
-    return isinstance(core, LSTMCore) and core.layers == 1 and core.recurrence.weight_hh_l0.device.type == "cpu"
+    return isinstance(core, LSTMCore) and core.layers == 1 and core.can_fuse
 
 
 class GRUCore(_TorchCore):
@@ -248,15 +262,35 @@ class GRUCore(_TorchCore):
     parts = 1
     module = nn.GRU
 
-    def _cell(self, inputs: Tensor, state: State, weights: list[Tensor]) -> State:
+    def _cell(self, inputs: Tensor, state: State, weights: list[Any]) -> State:
         return (torch.gru_cell(inputs, state[0], *weights),)
 
 
-def make_core(name: CoreName, features: int, units: int, layers: int) -> Core:
-    """The core of that name."""
+def check_core_options(options: Mapping[str, Any]) -> None:
+    """Refuse arguments of ``nn.LSTM`` and ``nn.GRU`` that a core does not pass on, and values that they do not take."""
+    for name in options:
+        if name not in ("bias", "dropout"):
+            raise ArgumentError(
+                f"lstm_kwargs has {printable(name, 50)!r}: a policy takes 'dropout' and 'bias' there; units and layers "
+                "are lstm_hidden_size and n_lstm_layers"
+            )
+    check_flag("lstm_kwargs['bias']", options.get("bias", True))
+    check_number("lstm_kwargs['dropout']", options.get("dropout", 0.0), at_least=0, at_most=1)
+
+
+def make_core(name: CoreName, features: int, units: int, layers: int, options: Mapping[str, Any] | None = None) -> Core:
+    """The core of that name.
+
+    Args:
+        name: ``"lstm"``, ``"gru"`` or ``"none"``.
+        features: Width of what comes in.
+        units: Width of what comes out.
+        layers: How many.
+        options: Further arguments of ``nn.LSTM`` or ``nn.GRU``: ``dropout`` between layers, ``bias``.
+    """
     if name == "none":
         return NoCore(features)
-    return {"lstm": LSTMCore, "gru": GRUCore}[name](features, units, layers)
+    return {"lstm": LSTMCore, "gru": GRUCore}[name](features, units, layers, **(options or {}))
 
 
 @contextlib.contextmanager

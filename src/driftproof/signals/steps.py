@@ -98,6 +98,7 @@ class NumpyStep:
         return (
             isinstance(policy.actor_core, LSTMCore)
             and policy.actor_core.layers == 1
+            and policy.actor_core.recurrence.bias
             and type(policy.features_extractor) is FlattenExtractor
             and policy.device.type == "cpu"
             and all(type(layer) in (nn.Linear, *_ACTIVATIONS) for layer in policy.actor_network)
