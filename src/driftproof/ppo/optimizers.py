@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from driftproof._arguments import ArgumentError
 from driftproof._optimizer_names import optimizer_name
 from driftproof._unused import OPTIMIZER_DEFAULTS, refuse_unused, unused_by_optimizer
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD
@@ -22,6 +23,42 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
 }
+
+
+DEFAULT_OPTIMIZER = "adaptive_upgd"
+
+
+def optimizer_in_policy_kwargs(
+    policy_kwargs: Mapping[str, Any], optimizer: str | type[Optimizer], options: Mapping[str, Any]
+) -> tuple[dict[str, Any], str | type[Optimizer], dict[str, Any]]:
+    """Take the optimizer from where Stable-Baselines3 has it, ``policy_kwargs``.
+
+    Args:
+        policy_kwargs: May have ``optimizer_class`` and ``optimizer_kwargs``.
+        optimizer: The agent's argument.
+        options: The agent's argument.
+
+    Returns:
+        ``policy_kwargs`` without them, the optimizer and its arguments.
+
+    Raises:
+        ValueError: It is given twice, and differently.
+    """
+    rest = dict(policy_kwargs)
+    kind, kwargs = rest.pop("optimizer_class", None), rest.pop("optimizer_kwargs", None)
+    if kind is not None:
+        if optimizer != DEFAULT_OPTIMIZER and optimizer_class(optimizer) is not optimizer_class(kind):
+            raise ArgumentError(
+                f"two optimizers: optimizer_class={optimizer!r} and policy_kwargs['optimizer_class']={kind!r}; give one"
+            )
+        optimizer = kind
+    if not kwargs:
+        return rest, optimizer, dict(options)
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(f"policy_kwargs['optimizer_kwargs'] must be a mapping from names to values, not {kwargs!r}")
+    if options and dict(options) != dict(kwargs):
+        raise ArgumentError("optimizer_kwargs differ from policy_kwargs['optimizer_kwargs']: give one of them")
+    return rest, optimizer, dict(kwargs)
 
 
 def optimizer_class(optimizer: str | type[Optimizer]) -> type[Optimizer]:
