@@ -329,7 +329,8 @@ NETWORKS = {
     "n_lstm_layers": [0, 1.5],
     "ortho_init": ["yes", None],
     "shared_recurrence": ["yes", None],
-    "shared_lstm": ["yes"],
+    "shared_lstm": ["yes", None],
+    "lstm_kwargs": [5],
     "enable_critic_lstm": ["yes", None],
     "share_features_extractor": ["yes", None],
     "normalize_images": ["yes", None],
@@ -477,8 +478,17 @@ def test_what_is_no_environment_is_refused(env):
             "shared_recurrence=True.*enable_critic_lstm=False",
         ),
         (
-            {"policy_kwargs": {"shared_recurrence": True, "shared_lstm": False}},
-            "shared_recurrence=True and shared_lstm=False",
+            {"policy_kwargs": {"shared_recurrence": True, "shared_lstm": True}},
+            "shared_recurrence=True and shared_lstm=True are two ways",
+        ),
+        ({"policy_kwargs": {"shared_lstm": True}}, "shared_lstm=True and enable_critic_lstm=True"),
+        (
+            {"optimizer_class": "adam", "policy_kwargs": {"optimizer_class": torch.optim.SGD}},
+            "two optimizers: optimizer_class='adam'",
+        ),
+        (
+            {"optimizer_kwargs": {"eps": 1e-3}, "policy_kwargs": {"optimizer_kwargs": {"eps": 1e-4}}},
+            "optimizer_kwargs differ from policy_kwargs",
         ),
         (
             {
@@ -505,7 +515,7 @@ def test_contradictions_are_refused_when_the_agent_is_made(arguments, message):
         {"clip_range_vf": 0.2, "value_clip_mode": "per_quantile"},
         {"kl_stop": "fraction", "kl_stop_fraction": 0, "target_kl": 0.01, "kl_penalty": {"kp": 1.0}},
         {"gamma": 1, "gae_lambda": 0, "vf_coef": 0, "learning_rate": 0, "cvar_alpha": 1},
-        {"policy_kwargs": {"shared_recurrence": True, "shared_lstm": True}},
+        {"optimizer_class": "adam", "policy_kwargs": {"optimizer_class": torch.optim.Adam}},
         {name: np.int64(8) for name in ("n_steps", "batch_size", "sequence_length", "n_epochs", "seed")},
         {"gamma": np.float32(0.5), "learning_rate": np.float64(1e-3)},
     ],

@@ -188,7 +188,9 @@ def test_own_features_extractors_learn(policy, shared):
     "networks",
     [
         {"n_lstm_layers": 2},
-        {"shared_lstm": True},
+        {"shared_lstm": True, "enable_critic_lstm": False},
+        {"n_lstm_layers": 2, "lstm_kwargs": {"dropout": 0.5}},
+        {"n_lstm_layers": 2, "lstm_kwargs": {"bias": False}, "enable_critic_lstm": False},
         {"shared_recurrence": True, "n_lstm_layers": 2},
         {"enable_critic_lstm": False},
         {"ortho_init": False, "net_arch": []},

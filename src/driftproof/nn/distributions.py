@@ -77,6 +77,20 @@ class ActionDistribution(nn.Module, ABC):
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         """The exact Kullback-Leibler divergence KL(old‖new) ``[...]`` of two parameters."""
 
+    log_unit: float = 0.0
+    """Logarithm of the volume that environments have for a unit of :meth:`shown`.
+
+    Log-probabilities and entropies are of what environments get: those of what is shown are larger and smaller by it.
+    """
+
+    def shown(self, actions: Tensor) -> Tensor:
+        """Actions as Stable-Baselines3's policies return them, ``[..., *action_shape]``: not clipped, not scaled."""
+        return actions
+
+    def stored(self, shown: Tensor) -> Tensor:
+        """Actions from what :meth:`shown` returned, or an environment got."""
+        return shown.to(self.action_dtype)
+
     def to_env(self, actions: Tensor) -> Tensor:
         """What the environment gets for actions, ``[..., *shape of the space]``."""
         if self.action_shape == self._env_shape:
@@ -119,6 +133,12 @@ class Categorical(ActionDistribution):
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         return _kl_of_choice(old, new)
 
+    def shown(self, actions: Tensor) -> Tensor:
+        return self.to_env(actions)
+
+    def stored(self, shown: Tensor) -> Tensor:
+        return super().stored(shown) - self._start
+
     def to_env(self, actions: Tensor) -> Tensor:
         return actions + self._start if self._start else actions
 
@@ -134,7 +154,7 @@ class MultiCategorical(ActionDistribution):
     start: Tensor
 
     def __init__(self, space: spaces.MultiDiscrete) -> None:
-        options = [int(n) for n in space.nvec.flat]
+        options = self.options = [int(n) for n in space.nvec.flat]
         super().__init__(space, sum(options), (len(options),), torch.int64)
         self._table = (len(options), max(options))
         self._even = min(options) == max(options)
@@ -164,6 +184,12 @@ class MultiCategorical(ActionDistribution):
 
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         return _kl_of_choice(self._logits(old), self._logits(new)).sum(-1)
+
+    def shown(self, actions: Tensor) -> Tensor:
+        return actions + self.start
+
+    def stored(self, shown: Tensor) -> Tensor:
+        return super().stored(shown) - self.start
 
     def to_env(self, actions: Tensor) -> Tensor:
         return super().to_env(actions + self.start)
@@ -293,6 +319,18 @@ class SquashedGaussian(Gaussian):
         bends = (F.softplus(actions, beta=2) * self.weights).sum((-2, -1))
         slope = mean.sum(-1) - 2 * bends
         return torch.add(super().entropy(parameters), slope, alpha=2) + self._log_scale
+
+    @property
+    def log_unit(self) -> float:  # type: ignore[override]
+        return self._log_scale - 2 * self.dim * math.log(2)
+
+    def shown(self, actions: Tensor) -> Tensor:
+        """Actions between -1 and 1."""
+        return actions.tanh()
+
+    def stored(self, shown: Tensor) -> Tensor:
+        edge = 1 - torch.finfo(self.action_dtype).eps
+        return super().stored(shown).clamp(-edge, edge).atanh()
 
     def to_env(self, actions: Tensor) -> Tensor:
         # sigmoid(2a) is (tanh(a) + 1) / 2; lerp never leaves the bounds, not even by rounding.

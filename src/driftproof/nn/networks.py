@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN
 from torch import Tensor, nn
 
+from driftproof._arguments import ArgumentError
 from driftproof.nn.heads import ValueHead
 
 
@@ -31,19 +35,29 @@ def layer_widths(
     Raises:
         ValueError: It has unknown keys, or widths that are none.
     """
+    if isinstance(net_arch, list) and len(net_arch) == 1 and isinstance(net_arch[0], Mapping):
+        warnings.warn(
+            f"net_arch={net_arch!r} is the form of Stable-Baselines3 before 1.8: use {net_arch[0]!r}", stacklevel=3
+        )
+        net_arch = net_arch[0]
     if net_arch is None:
         net_arch = [] if isinstance(extractor, NatureCNN) else [64, 64]
     if isinstance(net_arch, Mapping):
         unknown = set(net_arch) - {"pi", "vf"}
         if unknown:
-            raise ValueError(f'Invalid net_arch: {dict(net_arch)!r}; its keys must be "pi" and "vf"')
+            raise ArgumentError(f'Invalid net_arch: {dict(net_arch)!r}; its keys must be "pi" and "vf"')
         actor, critic = net_arch.get("pi", []), net_arch.get("vf", [])
     else:
         actor = critic = net_arch
     for widths in (actor, critic):
-        if not isinstance(widths, Sequence) or not all(isinstance(width, int) and width >= 1 for width in widths):
-            raise ValueError(f"Invalid net_arch: {net_arch!r}; widths must be whole numbers of at least 1")
-    return list(actor), list(critic)
+        if not isinstance(widths, Sequence) or not all(_is_width(width) for width in widths):
+            raise ArgumentError(f"Invalid net_arch: {net_arch!r}; widths must be whole numbers of at least 1")
+    # Searches give numbers of NumPy.
+    return [int(width) for width in actor], [int(width) for width in critic]
+
+
+def _is_width(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
 
 
 def dense_network(width: int, widths: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:

@@ -7,11 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
     CombinedExtractor,
@@ -20,15 +17,25 @@ from stable_baselines3.common.torch_layers import (
 )
 from torch import Tensor, nn
 
-from driftproof._arguments import check_count, check_flag, check_number, check_option
-from driftproof.nn.cores import Core, CoreName, NoCore, State, make_core, mask_state, paired_stepper
+from driftproof._arguments import ArgumentError, check_count, check_flag, check_number, check_option
+from driftproof.nn.cores import (
+    Core,
+    CoreName,
+    NoCore,
+    State,
+    check_core_options,
+    make_core,
+    mask_state,
+    paired_stepper,
+)
 from driftproof.nn.distributions import Gaussian, distribution_for
 from driftproof.nn.exploration import StateDependentExploration
 from driftproof.nn.heads import CategoricalHead, QuantileHead, ValueHead
+from driftproof.nn.interface import Observation as Observation
+from driftproof.nn.interface import PolicyInterface
 from driftproof.nn.networks import Critic, dense_network, layer_widths, output_width
 from driftproof.nn.segments import Segments
 
-Observation: TypeAlias = "Tensor | dict[str, Tensor]"
 HeadName: TypeAlias = Literal["quantile", "categorical"]
 
 
@@ -75,7 +82,7 @@ RolloutNoise: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
 """Noise at a step of a rollout, from its number, the distribution's parameters and the actor's last features."""
 
 
-class DistributionalPolicy(BasePolicy):
+class DistributionalPolicy(PolicyInterface):
     """Actor and critics: features, a recurrent core, a small network each, and their heads.
 
     Args:
@@ -90,8 +97,10 @@ class DistributionalPolicy(BasePolicy):
         lstm_hidden_size: Units of the recurrent core, LSTM or GRU.
         n_lstm_layers: Its layers.
         shared_recurrence: One core for actor and critics, which then learn it together.
-        shared_lstm: The same by sb3-contrib's name.
-        enable_critic_lstm: ``False``: critics without memory.
+        shared_lstm: As sb3-contrib has it, with ``enable_critic_lstm=False``: critics see the actor's memory, and only
+            the actor learns it.
+        enable_critic_lstm: ``False``: critics without a recurrent core of their own.
+        lstm_kwargs: More arguments of ``nn.LSTM`` or ``nn.GRU``: ``dropout`` between layers while training, ``bias``.
         features_extractor_class: From observations to features; Stable-Baselines3's and your own.
         features_extractor_kwargs: Its arguments, but for the observation space.
         share_features_extractor: One extractor for actor and critics.
@@ -129,8 +138,9 @@ class DistributionalPolicy(BasePolicy):
         lstm_hidden_size: int = 128,
         n_lstm_layers: int = 1,
         shared_recurrence: bool = False,
-        shared_lstm: bool | None = None,
+        shared_lstm: bool = False,
         enable_critic_lstm: bool = True,
+        lstm_kwargs: Mapping[str, Any] | None = None,
         features_extractor_class: type[BaseFeaturesExtractor] | None = None,
         features_extractor_kwargs: dict[str, Any] | None = None,
         share_features_extractor: bool = True,
@@ -148,6 +158,7 @@ class DistributionalPolicy(BasePolicy):
         v_max: float = 10.0,
         twin_critics: bool = True,
     ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         extractor = self.default_extractor if features_extractor_class is None else features_extractor_class
         self._check_extractor(extractor, observation_space)
         super().__init__(
@@ -159,6 +170,7 @@ class DistributionalPolicy(BasePolicy):
             squash_output=squash_output,
         )
         core = self.default_core if core is None else core
+        self._arguments = {**arguments, "core": core, "features_extractor_class": extractor}
         check_option("core", core, get_args(CoreName))
         check_option("value_head", value_head, get_args(HeadName))
         check_count("lstm_hidden_size", lstm_hidden_size, at_least=1)
@@ -173,19 +185,23 @@ class DistributionalPolicy(BasePolicy):
             "use_expln": use_expln,
             "squash_output": squash_output,
             "twin_critics": twin_critics,
+            "shared_recurrence": shared_recurrence,
+            "shared_lstm": shared_lstm,
+            "enable_critic_lstm": enable_critic_lstm,
         }
         for name, flag in flags.items():
             check_flag(name, flag)
-        shared = self._shared_recurrence(shared_recurrence, shared_lstm, enable_critic_lstm)
+        self._check_sharing(shared_recurrence, shared_lstm, enable_critic_lstm, share_features_extractor)
+        shared = shared_recurrence or shared_lstm
         self.distribution = distribution_for(action_space, squash_output)
-        if shared and not share_features_extractor:
-            raise ValueError(
-                "shared_recurrence=True gives critics the actor's memory: share_features_extractor=False has no use"
-            )
+        self.net_arch, self.activation_fn, self.ortho_init = net_arch, activation_fn, ortho_init
+        self.share_features_extractor, self.log_std_init = share_features_extractor, log_std_init
+        self.shared_lstm, self.enable_critic_lstm = shared_lstm, enable_critic_lstm
+        self.lstm_kwargs = _core_options(lstm_kwargs)
 
         self.features_extractor = self.make_features_extractor()
         features = int(self.features_extractor.features_dim)  # Some give numbers of NumPy, which torch does not take.
-        self.actor_core = make_core(core, features, lstm_hidden_size, n_lstm_layers)
+        self.actor_core = make_core(core, features, lstm_hidden_size, n_lstm_layers, self.lstm_kwargs)
         memory = self.actor_core.units
         actor_arch, critic_arch = layer_widths(net_arch, self.features_extractor)
         self.actor_network = dense_network(memory, actor_arch, activation_fn)
@@ -204,7 +220,9 @@ class DistributionalPolicy(BasePolicy):
         # Critics come last, so that the parameters of a single one are the first of two.
         self.critic_features_extractor = None if share_features_extractor else self.make_features_extractor()
         critic_core = core if enable_critic_lstm else "none"
-        self.critic_core = None if shared else make_core(critic_core, features, lstm_hidden_size, n_lstm_layers)
+        self.critic_core: Core | None = None
+        if not shared:
+            self.critic_core = make_core(critic_core, features, lstm_hidden_size, n_lstm_layers, self.lstm_kwargs)
         memory = self.actor_core.units if self.critic_core is None else self.critic_core.units
 
         def make_head(width: int) -> ValueHead:
@@ -234,19 +252,28 @@ class DistributionalPolicy(BasePolicy):
             raise ValueError(f"{cls.__name__} does not fit the observation space {observation_space}: use {right}")
 
     @staticmethod
-    def _shared_recurrence(shared_recurrence: bool, shared_lstm: bool | None, enable_critic_lstm: bool) -> bool:
-        check_flag("shared_recurrence", shared_recurrence)
-        check_flag("enable_critic_lstm", enable_critic_lstm)
-        if shared_lstm is not None:
-            check_flag("shared_lstm", shared_lstm)
-            if shared_recurrence and not shared_lstm:
-                raise ValueError("shared_recurrence=True and shared_lstm=False are two answers to one question")
-        shared = shared_recurrence or bool(shared_lstm)
-        if shared and not enable_critic_lstm:
-            raise ValueError(
+    def _check_sharing(
+        shared_recurrence: bool, shared_lstm: bool, enable_critic_lstm: bool, share_features_extractor: bool
+    ) -> None:
+        if shared_recurrence and shared_lstm:
+            raise ArgumentError(
+                "shared_recurrence=True and shared_lstm=True are two ways of sharing: give the first if critics shall "
+                "learn the memory too, or the second"
+            )
+        if shared_recurrence and not enable_critic_lstm:
+            raise ArgumentError(
                 "shared_recurrence=True gives critics the actor's memory; enable_critic_lstm=False takes it"
             )
-        return shared
+        if shared_lstm and enable_critic_lstm:
+            raise ArgumentError(
+                "shared_lstm=True and enable_critic_lstm=True are two memories for the critics: use shared_lstm=True, "
+                "enable_critic_lstm=False to let only the actor learn the memory, or shared_recurrence=True to let "
+                "critics learn it too"
+            )
+        if (shared_recurrence or shared_lstm) and not share_features_extractor:
+            raise ArgumentError(
+                "critics that share the actor's memory share its features: share_features_extractor=False has no use"
+            )
 
     def _outputs(self) -> int:
         """How many numbers the network gives for an action; a Gaussian's spreads are parameters apart."""
@@ -360,7 +387,7 @@ class DistributionalPolicy(BasePolicy):
         if self.critic_features_extractor is not None:
             critic_features = self._sequence_features(observation, self.critic_features_extractor)
         memory = _run(self.actor_core, features, state.actor, segments, keep)
-        critic_memory = memory
+        critic_memory = self._shared(memory)
         if self.critic_core is not None:
             critic_memory = _run(self.critic_core, critic_features, state.critic, segments, keep)
         return Evaluation(self._actor_outputs(memory)[0], self.predict_returns(critic_memory))
@@ -387,7 +414,12 @@ class DistributionalPolicy(BasePolicy):
         core, start = (self.actor_core, state.actor) if self.critic_core is None else (self.critic_core, state.critic)
         own = self.critic_features_extractor
         features = self._sequence_features(observation, self.features_extractor if own is None else own)
-        return self.predict_returns(_run(core, features, start, segments, keep))
+        memory = _run(core, features, start, segments, keep)
+        return self.predict_returns(self._shared(memory) if self.critic_core is None else memory)
+
+    def _shared(self, memory: Tensor) -> Tensor:
+        """The actor's memory for critics, which with ``shared_lstm`` do not learn it."""
+        return memory.detach() if self.shared_lstm else memory
 
     def _sequence_features(self, observation: Observation, extractor: BaseFeaturesExtractor) -> Tensor:
         """Features ``[T, B, features]``."""
@@ -463,85 +495,6 @@ class DistributionalPolicy(BasePolicy):
             return self.distribution.to_env(self.distribution.mode(parameters))
         return self.distribution.to_env(self.distribution.sample(parameters, self._noise(parameters, latent)))
 
-    @torch.no_grad()
-    def predict(
-        self,
-        observation: npt.NDArray[Any] | dict[str, npt.NDArray[Any]],
-        state: tuple[npt.NDArray[Any], ...] | None = None,
-        episode_start: npt.NDArray[Any] | None = None,
-        deterministic: bool = False,
-    ) -> tuple[npt.NDArray[Any], tuple[npt.NDArray[Any], ...] | None]:
-        """Actions for observations, one or a batch.
-
-        Args:
-            observation: What the agent sees.
-            state: What the last call returned; ``None`` at the beginning.
-            episode_start: Where a new episode starts, and the state is forgotten.
-            deterministic: The most probable action instead of a random one.
-
-        Returns:
-            The actions, and the state for the next call: arrays ``[layers, B, units]``, ``None`` without memory.
-        """
-        given: Any = observation
-        if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict):
-            raise ValueError(
-                "the observation is a tuple of observation and info, as Gymnasium's reset() returns it: "
-                "pass the first of the two"
-            )
-        self.set_training_mode(False)
-        tensors, vectorised = self.obs_to_tensor(observation)
-        batch = _batch(tensors)
-        before = self._given_state(self.actor_core, state, batch, episode_start)
-        features, _ = self._features(tensors)
-        memory, after = self.actor_core.step(features, before)
-        actions = self.choose(*self._actor_outputs(memory), deterministic).cpu().numpy()
-        if not vectorised:
-            actions = actions[0]
-        return actions, tuple(part.cpu().numpy() for part in after) or None
-
-    @torch.no_grad()
-    def predict_distribution(
-        self,
-        observation: npt.NDArray[Any] | dict[str, npt.NDArray[Any]],
-        state: tuple[npt.NDArray[Any], ...] | None = None,
-        episode_start: npt.NDArray[Any] | None = None,
-    ) -> tuple[tuple[Tensor, ...], tuple[npt.NDArray[Any], ...] | None]:
-        """Each critic's prediction of normalised returns ``[B, outputs]``, and the critics' state for the next call.
-
-        The arguments are those of :meth:`predict`; the state is the critics', not the actor's.
-        """
-        self.set_training_mode(False)
-        tensors, _ = self.obs_to_tensor(observation)
-        core = self.actor_core if self.critic_core is None else self.critic_core
-        before = self._given_state(core, state, _batch(tensors), episode_start)
-        features, critic_features = self._features(tensors)
-        memory, after = core.step(features if self.critic_core is None else critic_features, before)
-        return self.predict_returns(memory), tuple(part.cpu().numpy() for part in after) or None
-
-    def _given_state(
-        self,
-        core: Core,
-        state: tuple[npt.NDArray[Any], ...] | None,
-        batch: int,
-        episode_start: npt.NDArray[Any] | None,
-    ) -> State:
-        if state is None or core.parts == 0:
-            return core.initial_state(batch, self.device)
-        shape = (core.layers, batch, core.units)
-        if len(state) != core.parts or any(part.shape != shape for part in state):
-            raise ValueError(
-                f"state must be {core.parts} arrays of shape {shape}, as the last call returned them, "
-                f"not {[getattr(part, 'shape', part) for part in state]}"
-            )
-        tensors = tuple(torch.as_tensor(part, device=self.device) for part in state)
-        if episode_start is None:
-            return tensors
-        starts = np.asarray(episode_start)
-        if starts.shape not in ((), (1,), (batch,)):
-            raise ValueError(f"episode_start must be one flag for each of {batch} observations, not {episode_start!r}")
-        keep = 1 - torch.as_tensor(starts, device=self.device, dtype=torch.float32)
-        return mask_state(tensors, keep.reshape(-1, 1).expand(batch, 1))
-
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As every module does it; one critic's state loads into twins, of which the second stays as it is."""
         if self.lacks_second_critic(state_dict):
@@ -558,7 +511,8 @@ class DistributionalPolicy(BasePolicy):
         return len(self.critics) == 2 and bool(keys) and not any(key.startswith("critics.1.") for key in keys)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        raise NotImplementedError("policies are saved with their agent: use its save()")
+        """Arguments that make a policy like this one. Classes with arguments of their own add them."""
+        return dict(self._arguments)
 
 
 class MlpPolicy(DistributionalPolicy):
@@ -626,6 +580,14 @@ NAMED_POLICIES: dict[str, type[DistributionalPolicy]] = {
 
 def _run(core: Core, features: Tensor, start: State, segments: Segments | None, keep: Tensor | None) -> Tensor:
     return core(features, start, segments) if keep is None else core.masked(features, start, keep)
+
+
+def _core_options(lstm_kwargs: Any) -> dict[str, Any]:
+    if not isinstance(lstm_kwargs, Mapping | None):
+        raise ArgumentError(f"Invalid lstm_kwargs: {lstm_kwargs!r}; must be a mapping from names to values")
+    options = dict(lstm_kwargs or {})
+    check_core_options(options)
+    return options
 
 
 def map_observation(observation: Observation, function: Callable[[Tensor], Tensor]) -> Observation:

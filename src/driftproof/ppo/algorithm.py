@@ -36,7 +36,7 @@ from driftproof.ppo.graph import GraphedStep
 from driftproof.ppo.hyperparams import Schedule
 from driftproof.ppo.kl import KLPenalty, KLStop, StopMode
 from driftproof.ppo.normalizer import Normalizer
-from driftproof.ppo.optimizers import make_optimizer, optimizer_class
+from driftproof.ppo.optimizers import DEFAULT_OPTIMIZER, make_optimizer, optimizer_class, optimizer_in_policy_kwargs
 from driftproof.ppo.persistence import Persistent
 from driftproof.ppo.progress import Counters, Edge
 from driftproof.ppo.return_scale import ReturnScale
@@ -49,12 +49,12 @@ from driftproof.ppo.settings import (
     check_mapping,
     check_policy,
     check_settings,
-    check_spaces,
     collect_hyperparams,
     kl_penalty_settings,
     policy_arguments,
     resolve_learning_rate,
 )
+from driftproof.ppo.spaces import check_spaces
 from driftproof.ppo.training import update
 from driftproof.ppo.update import OptimizerStep
 from driftproof.ppo.vector_env import as_vec_env
@@ -161,7 +161,8 @@ class DistributionalPPO(Persistent):
         mixed_precision: Networks in bfloat16, on CUDA.
         stats_window_size: Episodes that are averaged in the log.
         tensorboard_log: Where to log for TensorBoard.
-        policy_kwargs: Arguments of :class:`driftproof.nn.policies.DistributionalPolicy`.
+        policy_kwargs: Arguments of :class:`driftproof.nn.policies.DistributionalPolicy`; ``optimizer_class`` and
+            ``optimizer_kwargs`` may be here too, as in Stable-Baselines3.
         verbose: 0: nothing, 1: progress, 2: more.
         seed: Of all random numbers.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``.
@@ -219,7 +220,7 @@ class DistributionalPPO(Persistent):
         target_kl: float | None = None,
         *,
         sequence_length: int | None = None,
-        optimizer_class: str | type[Optimizer] = "adaptive_upgd",
+        optimizer_class: str | type[Optimizer] = DEFAULT_OPTIMIZER,
         optimizer_kwargs: Mapping[str, Any] | None = None,
         variance_gradient_scaling: bool | None = None,
         vgs_kwargs: Mapping[str, Any] | None = None,
@@ -251,7 +252,11 @@ class DistributionalPPO(Persistent):
         **vgs: Unpack[VGSArguments],
     ) -> None:
         check_count("verbose", verbose)
-        self.optimizer_kwargs = check_mapping("optimizer_kwargs", optimizer_kwargs)
+        policy_kwargs, optimizer_class, self.optimizer_kwargs = optimizer_in_policy_kwargs(
+            check_mapping("policy_kwargs", policy_kwargs),
+            optimizer_class,
+            check_mapping("optimizer_kwargs", optimizer_kwargs),
+        )
         self.variance_gradient_scaling, self.vgs_kwargs = resolve_vgs(
             variance_gradient_scaling, check_mapping("vgs_kwargs", vgs_kwargs), vgs, _argument_names(DistributionalPPO)
         )
@@ -260,7 +265,7 @@ class DistributionalPPO(Persistent):
             policy,
             env,
             resolve_learning_rate(learning_rate, self.optimizer_kwargs),
-            policy_kwargs=check_mapping("policy_kwargs", policy_kwargs),
+            policy_kwargs=policy_kwargs,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
             verbose=verbose,
@@ -333,11 +338,13 @@ class DistributionalPPO(Persistent):
         self.policy = self.policy_class(self.observation_space, self.action_space, **arguments)
         self.policy.to(self.device)
         check_heads(self)
+        self.policy.optimizer_class = optimizer_class(self.optimizer_class)
+        self.policy.optimizer_kwargs = {key: value for key, value in self.optimizer_kwargs.items() if key != "lr"}
         self.policy.optimizer = make_optimizer(
-            optimizer_class(self.optimizer_class),
+            self.policy.optimizer_class,
             self.policy.parameters(),
             1.0,  # The hyper-parameters set it.
-            {key: value for key, value in self.optimizer_kwargs.items() if key != "lr"},
+            self.policy.optimizer_kwargs,
             capturable=self.device.type == "cuda",
         )
         self.vgs: VarianceGradientScaler | None = None
@@ -345,7 +352,7 @@ class DistributionalPPO(Persistent):
             self.vgs = VarianceGradientScaler(self.policy.named_parameters(), **self.vgs_kwargs)
             if self.vgs.apply_to == "update":
                 self.vgs.attach(self.policy.optimizer)
-        self.return_scale = ReturnScale(self.return_scale_decay, self.device)
+        self.return_scale = self.policy.value_scale = ReturnScale(self.return_scale_decay, self.device)
         self.entropy = EntropySchedule(**self.entropy_kwargs)
         target = self._initial["target_kl"]
         self.kl_stop = KLStop(

@@ -7,36 +7,34 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
 import stable_baselines3.common.torch_layers as layers
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
 from driftproof import optim
 from driftproof._trust import Trust, UntrustedError, WrongKindError, of_kind
+from driftproof.nn.files import KNOWN_CLASSES, subclasses
+from driftproof.nn.files import class_name as _name
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
+from driftproof.nn.spaces import decode_space, encode_space
 from driftproof.ppo.schedules import Cosine, Linear
-from driftproof.ppo.spaces import decode_space, encode_space
 from driftproof.state import CheckpointError, printable
 
-
-def _subclasses(module: ModuleType, kind: type[Any]) -> list[type[Any]]:
-    return [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, kind)]
-
-
 _CLASSES: dict[str, type[Any]] = {
-    f"{kind.__module__}.{kind.__qualname__}": kind
-    for kind in (
-        *_subclasses(torch.nn.modules.activation, torch.nn.Module),
-        *_subclasses(torch.optim, torch.optim.Optimizer),
-        *(optim.UPGD, optim.AdaptiveUPGD, optim.UPGDW),
-        *(layers.FlattenExtractor, layers.NatureCNN, layers.CombinedExtractor),
-        *NAMED_POLICIES.values(),
-    )
+    **KNOWN_CLASSES,
+    **{
+        _name(kind): kind
+        for kind in (
+            *subclasses(torch.optim, torch.optim.Optimizer),
+            *(optim.UPGD, optim.AdaptiveUPGD, optim.UPGDW, RMSpropTFLike),
+            *NAMED_POLICIES.values(),
+        )
+    },
 }
 """Classes that a file may name."""
 
@@ -220,10 +218,6 @@ def _trusted_class(content: str, kind: type[Any], trust: Trust) -> type[Any] | N
             f"{printable(content, 100)} cannot be imported ({type(error).__name__}: {printable(error, 200)}): pass the "
             "class, custom_objects={...}"
         ) from error
-
-
-def _name(value: Any) -> str:
-    return f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
 
 
 def _arguments(schedule: Any) -> dict[str, float]:

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
-import numpy as np
-from gymnasium import spaces
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -80,7 +78,10 @@ _HEAD_ARGUMENTS = {
     **dict.fromkeys(("num_quantiles", "huber_kappa"), "quantile"),
     **dict.fromkeys(("num_atoms", "v_min", "v_max"), "categorical"),
 }
-_MEMORY_ARGUMENTS = ("lstm_hidden_size", "n_lstm_layers", "shared_recurrence", "shared_lstm", "enable_critic_lstm")
+_MEMORY_ARGUMENTS = (
+    *("lstm_hidden_size", "n_lstm_layers", "lstm_kwargs"),
+    *("shared_recurrence", "shared_lstm", "enable_critic_lstm"),
+)
 
 _BUILT_IN = "it is built into the networks"
 _SHAPE = "it is the shape of rollouts and minibatches"
@@ -228,6 +229,11 @@ def without_unused_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         result["optimizer_kwargs"] = without_unused(options, unused_options(result["optimizer_class"], options))
     if isinstance(scaler, Mapping) and scaler.get("enabled") is False:
         result["vgs_kwargs"] = {"enabled": False}
+    networks = result.get("policy_kwargs")
+    if isinstance(networks, Mapping) and networks.get("shared_lstm") and networks.get("enable_critic_lstm", True):
+        # It had this meaning, which sb3-contrib does not give it.
+        others = {name: value for name, value in networks.items() if name != "shared_lstm"}
+        result["policy_kwargs"] = {**others, "shared_recurrence": True}
     return result
 
 
@@ -291,28 +297,6 @@ def check_device(agent: DistributionalPPO) -> None:
     for name in ("cuda_graph", "mixed_precision"):
         if getattr(agent, name) and agent.device.type != "cuda":
             raise ValueError(f"{name}=True needs device='cuda', not {agent.device.type!r}")
-
-
-def check_spaces(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-    """Refuse observations that no features extractor takes, and actions that no policy gives."""
-    parts = observation_space.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
-    for part in parts:
-        if not isinstance(part, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-            raise TypeError(
-                f"observation space {observation_space} is not supported: use Box, Discrete, MultiDiscrete, "
-                "MultiBinary, or a Dict of these"
-            )
-        if np.any(getattr(part, "start", 0)):
-            raise ValueError(f"observation space {observation_space} is not supported: {part} must start at 0")
-    if not isinstance(action_space, spaces.Box):
-        return
-    if not np.can_cast(np.float32, action_space.dtype):
-        raise TypeError(
-            f"action space {action_space} is not supported: a Box needs float32 or float64; for whole numbers use "
-            "Discrete or MultiDiscrete"
-        )
-    if not action_space.is_bounded():
-        raise ValueError(f"action space {action_space} is not supported: its bounds must be finite")
 
 
 def check_policy(policy: Any, kwargs: Mapping[str, Any]) -> None:

@@ -1,0 +1,190 @@
+"""Files of policies without their agents: the arguments that make one, its weights, and the scale of its values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, BinaryIO, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import stable_baselines3.common.torch_layers as layers
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from driftproof._trust import Trust, UntrustedError, WrongKindError, of_kind
+from driftproof.nn.heads import Scale
+from driftproof.nn.spaces import decode_space, encode_space
+from driftproof.state import CheckpointError, printable, read, write
+
+File: TypeAlias = "str | os.PathLike[str] | BinaryIO"
+Policy = TypeVar("Policy", bound=nn.Module)
+
+
+def class_name(kind: Any) -> str:
+    """A class as files name it."""
+    return f"{getattr(kind, '__module__', '?')}.{getattr(kind, '__qualname__', type(kind).__qualname__)}"
+
+
+def subclasses(module: ModuleType, kind: type[Any]) -> list[type[Any]]:
+    """Classes of a kind in a module."""
+    return [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, kind)]
+
+
+KNOWN_CLASSES: dict[str, type[Any]] = {
+    class_name(kind): kind
+    for kind in (
+        *subclasses(torch.nn.modules.activation, nn.Module),
+        *(layers.FlattenExtractor, layers.NatureCNN, layers.CombinedExtractor),
+    )
+}
+"""Classes among a policy's arguments that a file may name."""
+
+_KINDS: dict[str, type[Any]] = {
+    "activation_fn": nn.Module,
+    "features_extractor_class": layers.BaseFeaturesExtractor,
+}
+"""Arguments that are classes, and what they must be subclasses of."""
+
+_CONFIG = {"policy", "value_scale"}
+
+
+class ValueScale(Protocol):
+    """Knows in which units of returns critics predict."""
+
+    @property
+    def snapshot(self) -> Scale:
+        """Mean and standard deviation of returns."""
+
+
+@dataclass(frozen=True)
+class FixedScale:
+    """The units of a policy that was loaded without its agent."""
+
+    snapshot: Scale
+
+
+def write_policy(
+    path: File, arguments: Mapping[str, Any], state: Mapping[str, Tensor], scale: ValueScale | None
+) -> None:
+    """Write a policy.
+
+    Args:
+        path: A file.
+        arguments: Of the policy's constructor.
+        state: Its weights.
+        scale: The units of its values.
+    """
+    units = None if scale is None else [float(number) for number in scale.snapshot]
+    config = {"policy": {name: _encode(name, value) for name, value in arguments.items()}, "value_scale": units}
+    write(path, {"policy": dict(state)}, config=config)
+
+
+def read_policy(
+    kind: type[Policy], path: File, device: torch.device, given: Mapping[str, Any], trusted: Iterable[str]
+) -> tuple[Policy, ValueScale | None]:
+    """The policy in a file, and the units of its values.
+
+    Args:
+        kind: Its class.
+        path: A file.
+        device: Where to put it.
+        given: Classes that stand for those that the file only names, by argument.
+        trusted: Modules that such classes may be imported from.
+
+    Raises:
+        CheckpointError: It is no such file, or does not fit the class.
+    """
+    checkpoint = read(path)
+    config, tree = checkpoint.config, checkpoint.tree
+    if set(config) != _CONFIG or not isinstance(config["policy"], dict) or not isinstance(tree.get("policy"), dict):
+        raise CheckpointError(
+            f"{path} is not the file of a policy, which its save() wrote; a policy in the file of an agent is "
+            "DistributionalPPO.load(path).policy"
+        )
+    trust = Trust.of(trusted)
+    try:
+        units = config["value_scale"]
+        scale = None if units is None else FixedScale(Scale(*(float(number) for number in units)))
+        arguments = {name: _decode(name, value, given, trust) for name, value in config["policy"].items()}
+        _check_size(kind, arguments, tree["policy"])
+        policy = kind(**arguments)
+        policy.load_state_dict(tree["policy"])
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, AssertionError, OverflowError) as error:
+        raise CheckpointError(f"{path} does not fit {kind.__name__}: {printable(error, 300)}") from error
+    return policy.to(device), scale
+
+
+def _check_size(kind: type[nn.Module], arguments: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Refuse arguments that do not make the networks whose weights the file holds, before memory is spent on them."""
+    if any(isinstance(value, type) and value not in KNOWN_CLASSES.values() for value in arguments.values()):
+        return  # Classes of the user's own need not work without data.
+    layer_count = arguments.get("n_lstm_layers", 1)
+    if not isinstance(layer_count, int) or layer_count > len(state):
+        raise ValueError("it has more layers than weights")
+    with torch.device("meta"):
+        expected = {name: tuple(tensor.shape) for name, tensor in kind(**arguments).state_dict().items()}
+    held = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    if expected != held:
+        wrong = sorted(name for name in expected.keys() | held.keys() if expected.get(name) != held.get(name))
+        raise ValueError(f"its networks have other weights than it holds: {', '.join(wrong[:5])}")
+
+
+def _encode(place: str, value: Any) -> Any:
+    """An argument as plain values; classes become their names."""
+    if isinstance(value, spaces.Space):
+        return {"$space": encode_space(value)}
+    if isinstance(value, type):
+        return {"$class": class_name(value)}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {str(key): _encode(str(key), part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode(place, part) for part in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(
+        f"the policy's argument {place} has a {type(value).__name__}, which a file cannot hold: use plain values and "
+        "classes, or save the agent"
+    )
+
+
+def _decode(place: str, value: Any, given: Mapping[str, Any], trust: Trust) -> Any:
+    if isinstance(value, list):
+        return [_decode(place, part, given, trust) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"$space"}:
+        return decode_space(value["$space"])
+    if set(value) == {"$class"}:
+        return _class(place, value["$class"], given, trust)
+    return {key: _decode(key, part, given, trust) for key, part in value.items()}
+
+
+def _class(place: str, name: Any, given: Mapping[str, Any], trust: Trust) -> type[Any]:
+    """A class that a file names: a known one, one that the caller gave, or one of a trusted module."""
+    kind = _KINDS.get(place, object)
+    shown = printable(name, 100)
+    try:
+        if place in given or name in given:
+            return of_kind(shown, given.get(place, given.get(name)), kind)
+        if name in KNOWN_CLASSES:
+            return of_kind(shown, KNOWN_CLASSES[name], kind)
+        module, _, attribute = str(name).rpartition(".")
+        if place in _KINDS:
+            return trust.resolved(f"{module}:{attribute}", kind)
+    except UntrustedError:
+        pass
+    except (WrongKindError, ImportError) as error:
+        raise CheckpointError(f"the argument {place} cannot be read: {printable(error, 200)}") from error
+    short = shown.rpartition(".")[2]
+    raise CheckpointError(
+        f"the policy was made with {place}={shown}, which files only name: pass it again, "
+        f"load(..., custom_objects={{{place!r}: {short}}}), or trust its module, "
+        f"load(..., trusted=[{shown.partition('.')[0]!r}])"
+    )

@@ -1,0 +1,379 @@
+"""What users and libraries call on a policy, by the names of Stable-Baselines3 and sb3-contrib."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.utils import get_device
+from torch import Tensor, nn
+
+from driftproof.nn.cores import Core, State, mask_state
+from driftproof.nn.distributions import ActionDistribution
+from driftproof.nn.files import ValueScale, read_policy, write_policy
+from driftproof.nn.heads import ValueHead
+from driftproof.nn.policy_distribution import PolicyDistribution
+
+Observation: TypeAlias = "Tensor | dict[str, Tensor]"
+Self = TypeVar("Self", bound="PolicyInterface")
+
+
+class RNNStates(NamedTuple):
+    """Recurrent states of actor and critics, as sb3-contrib has them: hidden and cell state ``[layers, n, units]``.
+
+    Critics without a core of their own have the actor's.
+    """
+
+    pi: State
+    vf: State
+
+
+class PolicyInterface(BasePolicy):
+    """Predictions and evaluations, on networks that a subclass builds.
+
+    Policies without memory have the signatures of Stable-Baselines3's ``ActorCriticPolicy``, recurrent ones those of
+    sb3-contrib's ``RecurrentActorCriticPolicy``: with recurrent states and flags of episode starts, observations of
+    whole sequences one after the other, and states returned beside actions and distributions. Without states, every
+    observation is the first of an episode.
+    """
+
+    distribution: ActionDistribution
+    features_extractor: BaseFeaturesExtractor
+    critic_features_extractor: BaseFeaturesExtractor | None
+    actor_core: Core
+    critic_core: Core | None
+    action_head: nn.Linear
+    value_scale: ValueScale | None = None
+    """Knows mean and standard deviation of returns, in units of which critics predict: the agent's return scale.
+
+    Without it, values are in these units and not in those of rewards.
+    """
+
+    @property
+    @abstractmethod
+    def heads(self) -> list[ValueHead]:
+        """The value heads, one for each critic."""
+
+    @property
+    @abstractmethod
+    def is_recurrent(self) -> bool:
+        """Whether anything is remembered."""
+
+    @abstractmethod
+    def predict_returns(self, memory: Tensor) -> tuple[Tensor, ...]:
+        """Each critic's prediction from what their core remembers."""
+
+    @abstractmethod
+    def choose(self, parameters: Tensor, latent: Tensor, deterministic: bool) -> Tensor:
+        """Actions for the environments."""
+
+    @abstractmethod
+    def _features(self, observation: Observation) -> tuple[Tensor, Tensor]: ...
+
+    @abstractmethod
+    def _actor_outputs(self, memory: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    @abstractmethod
+    def _shared(self, memory: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _noise(self, parameters: Tensor, latent: Tensor) -> Tensor: ...
+
+    @property
+    def features_dim(self) -> int:
+        """Width of the features."""
+        return int(self.features_extractor.features_dim)
+
+    @property
+    def pi_features_extractor(self) -> BaseFeaturesExtractor:
+        """The actor's features extractor."""
+        return self.features_extractor
+
+    @property
+    def vf_features_extractor(self) -> BaseFeaturesExtractor:
+        """The critics' features extractor, which may be the actor's."""
+        own = self.critic_features_extractor
+        return self.features_extractor if own is None else own
+
+    @property
+    def action_net(self) -> nn.Linear:
+        """The layer that gives the parameters of actions."""
+        return self.action_head
+
+    @property
+    def lstm_actor(self) -> nn.LSTM | nn.GRU | None:
+        """The actor's recurrent network; ``None`` without memory."""
+        return getattr(self.actor_core, "recurrence", None)
+
+    @property
+    def lstm_critic(self) -> nn.LSTM | nn.GRU | None:
+        """The critics' own recurrent network; ``None`` without."""
+        return getattr(self.critic_core, "recurrence", None)
+
+    @property
+    def lstm_hidden_state_shape(self) -> tuple[int, int, int]:
+        """Shape of the recurrent state of one sequence."""
+        return (self.actor_core.layers, 1, self.actor_core.units)
+
+    def forward(
+        self,
+        obs: Observation,
+        lstm_states: Any = None,
+        episode_starts: Tensor | None = None,
+        deterministic: bool = False,
+    ) -> tuple[Any, ...]:
+        """Actions, values ``[n, 1]`` and log-probabilities ``[n]``; of a recurrent policy, the states after them too.
+
+        Args:
+            obs: Observations ``[n, ...]``.
+            lstm_states: :class:`RNNStates` before them, of a recurrent policy. Of others, ``deterministic``.
+            episode_starts: 1 where an episode starts, and the state is forgotten ``[n]``.
+            deterministic: The most probable actions.
+        """
+        if isinstance(lstm_states, bool):  # policy(obs, True), as Stable-Baselines3 has it
+            lstm_states, deterministic = None, lstm_states
+        before = self._rnn_states(lstm_states, obs)
+        features, critic_features = self._features(obs)
+        memory, after = _run(self.actor_core, features, before.pi, episode_starts)
+        critic_memory, critic_after = self._shared(memory), after
+        if self.critic_core is not None:
+            critic_memory, critic_after = _run(self.critic_core, critic_features, before.vf, episode_starts)
+        distribution = self._distribution(memory)
+        actions = distribution.get_actions(deterministic)
+        log_prob = distribution.log_prob(actions)
+        result = actions.reshape((-1, *(self.action_space.shape or ()))), self._values(critic_memory), log_prob
+        return (*result, RNNStates(after, critic_after or after)) if self.is_recurrent else result
+
+    def evaluate_actions(
+        self,
+        obs: Observation,
+        actions: Tensor,
+        lstm_states: Any = None,
+        episode_starts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Values ``[n, 1]``, log-probabilities of actions ``[n]`` and entropies ``[n]``, with gradients.
+
+        Args:
+            obs: Observations ``[n, ...]``.
+            actions: What :meth:`forward` returns, or an environment got.
+            lstm_states: :class:`RNNStates` before them, of a recurrent policy.
+            episode_starts: 1 where an episode starts ``[n]``.
+        """
+        before = self._rnn_states(lstm_states, obs)
+        features, critic_features = self._features(obs)
+        memory, _ = _run(self.actor_core, features, before.pi, episode_starts)
+        critic_memory = self._shared(memory)
+        if self.critic_core is not None:
+            critic_memory, _ = _run(self.critic_core, critic_features, before.vf, episode_starts)
+        distribution = self._distribution(memory)
+        return self._values(critic_memory), distribution.log_prob(actions), distribution.entropy()
+
+    def get_distribution(
+        self, obs: Observation, lstm_states: Any = None, episode_starts: Tensor | None = None
+    ) -> PolicyDistribution | tuple[PolicyDistribution, State]:
+        """The distribution of actions; of a recurrent policy, with the actor's state after them.
+
+        Args:
+            obs: Observations ``[n, ...]``.
+            lstm_states: The actor's state before them, ``RNNStates.pi``, of a recurrent policy.
+            episode_starts: 1 where an episode starts ``[n]``.
+        """
+        before = self._core_state(self.actor_core, getattr(lstm_states, "pi", lstm_states), obs)
+        features: Tensor = self.extract_features(obs, self.features_extractor)
+        memory, after = _run(self.actor_core, features, before, episode_starts)
+        distribution = self._distribution(memory)
+        return (distribution, after) if self.is_recurrent else distribution
+
+    def predict_values(self, obs: Observation, lstm_states: Any = None, episode_starts: Tensor | None = None) -> Tensor:
+        """Values ``[n, 1]``: the mean return that the more cautious critic expects, in units of rewards.
+
+        A policy that belongs to no agent gives them in standard deviations of returns; see :attr:`value_scale`.
+
+        Args:
+            obs: Observations ``[n, ...]``.
+            lstm_states: The critics' state before them, ``RNNStates.vf``, of a recurrent policy.
+            episode_starts: 1 where an episode starts ``[n]``.
+        """
+        core = self.actor_core if self.critic_core is None else self.critic_core
+        before = self._core_state(core, getattr(lstm_states, "vf", lstm_states), obs)
+        features: Tensor = self.extract_features(obs, self.vf_features_extractor)
+        memory, _ = _run(core, features, before, episode_starts)
+        return self._values(self._shared(memory) if self.critic_core is None else memory)
+
+    def _distribution(self, memory: Tensor) -> PolicyDistribution:
+        parameters, latent = self._actor_outputs(memory)
+        return PolicyDistribution(self.distribution, parameters, lambda: self._noise(parameters, latent))
+
+    def _values(self, memory: Tensor) -> Tensor:
+        predictions = zip(self.heads, self.predict_returns(memory), strict=True)
+        value = torch.stack([head.mean(prediction) for head, prediction in predictions]).amin(0)
+        if self.value_scale is not None:
+            scale = self.value_scale.snapshot
+            value = value * scale.std + scale.mean
+        return value.unsqueeze(-1)
+
+    def _rnn_states(self, states: Any, obs: Observation) -> RNNStates:
+        pi, vf = (None, None) if states is None else states
+        critics = () if self.critic_core is None else self._core_state(self.critic_core, vf, obs)
+        return RNNStates(self._core_state(self.actor_core, pi, obs), critics)
+
+    def _core_state(self, core: Core, state: Any, obs: Observation) -> State:
+        """A given state, checked; none: zeros for sequences of one step."""
+        batch = _batch(obs)
+        if state is None or core.parts == 0:
+            return core.initial_state(batch, self.device)
+        shapes = [tuple(getattr(part, "shape", ())) for part in state]
+        sequences = shapes[0][1] if shapes and len(shapes[0]) == 3 else 0
+        if shapes != [(core.layers, sequences, core.units)] * core.parts or not sequences or batch % sequences:
+            raise ValueError(
+                f"lstm_states must be {core.parts} tensors of shape ({core.layers}, n, {core.units}), for n sequences "
+                f"that {batch} observations make up, not {shapes}"
+            )
+        return tuple(torch.as_tensor(part, device=self.device, dtype=torch.float32) for part in state)
+
+    @torch.no_grad()
+    def predict(
+        self,
+        observation: npt.NDArray[Any] | dict[str, npt.NDArray[Any]],
+        state: tuple[npt.NDArray[Any], ...] | None = None,
+        episode_start: npt.NDArray[Any] | None = None,
+        deterministic: bool = False,
+    ) -> tuple[npt.NDArray[Any], tuple[npt.NDArray[Any], ...] | None]:
+        """Actions for observations, one or a batch.
+
+        Args:
+            observation: What the agent sees.
+            state: What the last call returned; ``None`` at the beginning.
+            episode_start: Where a new episode starts, and the state is forgotten.
+            deterministic: The most probable action instead of a random one.
+
+        Returns:
+            The actions, of the action space's dtype, and the state for the next call: arrays ``[layers, B, units]``,
+            ``None`` without memory.
+        """
+        given: Any = observation
+        if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict):
+            raise ValueError(
+                "the observation is a tuple of observation and info, as Gymnasium's reset() returns it: pass the first "
+                "of the two (you are mixing Gym API with that of VecEnv, whose reset() returns observations only)"
+            )
+        self.set_training_mode(False)
+        tensors, vectorised = self.obs_to_tensor(observation)
+        before = self._given_state(self.actor_core, state, _batch(tensors), episode_start)
+        features: Tensor = self.extract_features(tensors, self.features_extractor)
+        memory, after = self.actor_core.step(features, before)
+        chosen = self.choose(*self._actor_outputs(memory), deterministic).cpu().numpy()
+        actions = chosen.astype(self.action_space.dtype, copy=False)
+        if not vectorised:
+            actions = actions.squeeze(axis=0)
+        return actions, tuple(part.cpu().numpy() for part in after) or None
+
+    @torch.no_grad()
+    def predict_distribution(
+        self,
+        observation: npt.NDArray[Any] | dict[str, npt.NDArray[Any]],
+        state: tuple[npt.NDArray[Any], ...] | None = None,
+        episode_start: npt.NDArray[Any] | None = None,
+    ) -> tuple[tuple[Tensor, ...], tuple[npt.NDArray[Any], ...] | None]:
+        """Each critic's prediction of normalised returns ``[B, outputs]``, and the critics' state for the next call.
+
+        The arguments are those of :meth:`predict`; the state is the critics', not the actor's.
+        """
+        self.set_training_mode(False)
+        tensors, _ = self.obs_to_tensor(observation)
+        core = self.actor_core if self.critic_core is None else self.critic_core
+        before = self._given_state(core, state, _batch(tensors), episode_start)
+        features: Tensor = self.extract_features(tensors, self.vf_features_extractor)
+        memory, after = core.step(features, before)
+        return self.predict_returns(memory), tuple(part.cpu().numpy() for part in after) or None
+
+    def _given_state(
+        self,
+        core: Core,
+        state: tuple[npt.NDArray[Any], ...] | None,
+        batch: int,
+        episode_start: npt.NDArray[Any] | None,
+    ) -> State:
+        if state is None or core.parts == 0:
+            return core.initial_state(batch, self.device)
+        shape = (core.layers, batch, core.units)
+        if len(state) != core.parts or any(part.shape != shape for part in state):
+            raise ValueError(
+                f"state must be {core.parts} arrays of shape {shape}, as the last call returned them, "
+                f"not {[getattr(part, 'shape', part) for part in state]}"
+            )
+        tensors = tuple(torch.as_tensor(part, device=self.device) for part in state)
+        if episode_start is None:
+            return tensors
+        starts = np.asarray(episode_start)
+        if starts.shape not in ((), (1,), (batch,)):
+            raise ValueError(f"episode_start must be one flag for each of {batch} observations, not {episode_start!r}")
+        keep = 1 - torch.as_tensor(starts, device=self.device, dtype=torch.float32)
+        return mask_state(tensors, keep.reshape(-1, 1).expand(batch, 1))
+
+    @abstractmethod
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        """Arguments that make a policy like this one."""
+
+    def save(self, path: str | os.PathLike[str] | BinaryIO) -> None:
+        """Write the policy, without its agent, as tensors and plain values.
+
+        Args:
+            path: A file.
+        """
+        write_policy(path, self._get_constructor_parameters(), self.state_dict(), self.value_scale)
+
+    @classmethod
+    def load(
+        cls: type[Self],
+        path: str | os.PathLike[str] | BinaryIO,
+        device: torch.device | str = "auto",
+        custom_objects: Mapping[str, Any] | None = None,
+        trusted: Iterable[str] = (),
+    ) -> Self:
+        """The policy that :meth:`save` wrote.
+
+        Args:
+            path: A file.
+            device: Where to put it.
+            custom_objects: Classes that the file only names, by argument: ``{"features_extractor_class": Mine}``.
+            trusted: Modules that such classes may be imported from.
+
+        Raises:
+            CheckpointError: It is no such file, or it does not fit this class.
+        """
+        policy, scale = read_policy(cls, path, get_device(device), custom_objects or {}, trusted)
+        policy.value_scale = scale
+        policy.set_training_mode(False)
+        return policy
+
+
+def _run(core: Core, features: Tensor, state: State, episode_starts: Tensor | None) -> tuple[Tensor, State]:
+    """Sequences that lie one after the other, ``[n, features]``: memories ``[n, units]`` and the states after them."""
+    if core.parts == 0:
+        return features, state
+    sequences = state[0].shape[1]
+    inputs = features.reshape(sequences, -1, core.features).transpose(0, 1)  # [T, B, features]
+    keep = torch.ones(inputs.shape[:2], device=features.device)
+    if episode_starts is not None:
+        keep = 1 - torch.as_tensor(episode_starts, device=features.device).reshape(sequences, -1).t().to(keep)
+    if keep[1:].all():
+        outputs, state = core.run(inputs, mask_state(state, keep[0].unsqueeze(-1)))
+    else:
+        steps = []
+        for i in range(len(inputs)):
+            output, state = core.run(inputs[i : i + 1], mask_state(state, keep[i].unsqueeze(-1)))
+            steps.append(output)
+        outputs = torch.cat(steps)
+    return outputs.transpose(0, 1).flatten(0, 1), state
+
+
+def _batch(observation: Observation) -> int:
+    return len(observation if isinstance(observation, Tensor) else next(iter(observation.values())))
