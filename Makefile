@@ -91,6 +91,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/plasticity.py --quick
 	$(BIN)/python benchmarks/throughput.py --quick
 	$(BIN)/python benchmarks/learning.py --quick
+	$(BIN)/python benchmarks/short.py --quick
 	$(BIN)/python benchmarks/checkpoint.py --quick
 	$(BIN)/python benchmarks/drift.py --quick
 	$(BIN)/python benchmarks/market.py --quick

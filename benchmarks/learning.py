@@ -35,7 +35,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, sync_envs_normalization
 
 from driftproof.ppo import Linear
 
@@ -73,7 +73,13 @@ def driftproof_no_memory(**arguments: Any) -> BaseAlgorithm:
     return DistributionalPPO("MlpPolicy", **arguments)
 
 
-MAKERS = dict(zip(ALGORITHMS, (sb3_ppo, recurrent_ppo, driftproof, driftproof_no_memory), strict=True))
+def driftproof_gru(**arguments: Any) -> BaseAlgorithm:
+    from driftproof.ppo import DistributionalPPO
+
+    return DistributionalPPO("MlpGruPolicy", **arguments)
+
+
+MAKERS = dict(zip(ALGORITHMS, (sb3_ppo, recurrent_ppo, driftproof, driftproof_no_memory, driftproof_gru), strict=True))
 NETWORKS: dict[str, dict[str, Any]] = {"RecurrentPPO": {"policy_kwargs": {"lstm_hidden_size": 128}}}
 """As many units as driftproof has by default; RecurrentPPO's own 256 take several times longer on a CPU."""
 
@@ -182,8 +188,17 @@ def curve(steps: Sequence[int], returns: Sequence[float], total: int) -> list[fl
     return [float(f"{np.mean(returns[max(0, end - WINDOW) : end]):.5g}") if end else None for end in ends]
 
 
-def make_envs(task: Task, count: int) -> DummyVecEnv:
-    return DummyVecEnv([lambda: Monitor(task.make())] * count)
+def area_under(points: Sequence[float | None]) -> float:
+    """The mean of a learning curve; before the first episode has ended, it is that of the first."""
+    known = [point for point in points if point is not None]
+    return float(np.mean([known[0]] * (len(points) - len(known)) + known)) if known else float("nan")
+
+
+def make_envs(task: Task, count: int, is_evaluation: bool = False) -> VecEnv:
+    envs = DummyVecEnv([lambda: Monitor(task.make())] * count)
+    if not task.normalize:
+        return envs
+    return VecNormalize(envs, training=not is_evaluation, norm_reward=not is_evaluation)
 
 
 def with_schedules(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,9 +222,9 @@ def train(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Entry:
     start = time.perf_counter()
     model.learn(run.steps, callback=[episodes, *callbacks])
     seconds = time.perf_counter() - start
+    fresh = make_envs(task, min(10, run.episodes), is_evaluation=True)
+    sync_envs_normalization(envs, fresh)
     envs.close()
-
-    fresh = make_envs(task, min(10, run.episodes))
     fresh.seed(EVALUATION_SEED)
     finals, _ = evaluate_policy(model, fresh, run.episodes, deterministic=True, return_episode_rewards=True)
     fresh.close()
@@ -349,8 +364,10 @@ def report(results: Mapping[str, Entry]) -> list[str]:
             middle, low, high = iqm_interval(finals)
             speed = np.median([e["steps_per_second"] for e in entries])
             reached = f"{(finals >= task.threshold).sum()} of {len(finals)}"
-            rows.append([label, f"{middle:.4g} [{low:.4g}, {high:.4g}]", reached, f"{speed:,.0f}"])
-        columns = ["algorithm", "final return, 95% interval", f"seeds at {task.threshold:g} or more", "steps/s"]
+            area = "{:.4g} [{:.4g}, {:.4g}]".format(*iqm_interval(np.array([area_under(e["curve"]) for e in entries])))
+            rows.append([label, f"{middle:.4g} [{low:.4g}, {high:.4g}]", reached, area, f"{speed:,.0f}"])
+        columns = ["algorithm", "final return, 95% interval", f"seeds at {task.threshold:g} or more"]
+        columns += ["mean return while training", "steps/s"]
         sections += [common.show_table(task.title, columns, rows), describe_settings(groups)]
     return sections
 
@@ -481,7 +498,8 @@ def main() -> None:
     if folder == common.RESULTS:
         note = (
             ". Final return: mean of 100 episodes of the deterministic policy; interquartile mean over seeds and its "
-            "bootstrap interval. Speed: training alone, median over seeds, one thread a run; runs were made on several "
+            "bootstrap interval. Mean return while training: the area under the learning curve. Speed: training alone, "
+            "median over seeds, one thread a run; runs were made on several "
             "machines, throughput.md compares on one."
         )
         common.write_result("learning", "python benchmarks/learning.py", sections, note)

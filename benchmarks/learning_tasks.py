@@ -14,8 +14,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
+from stable_baselines3.common.envs import IdentityEnvBox, IdentityEnvMultiBinary
 
-ALGORITHMS = ("SB3 PPO", "RecurrentPPO", "driftproof", "driftproof, no memory")
+ALGORITHMS = ("SB3 PPO", "RecurrentPPO", "driftproof", "driftproof, no memory", "driftproof, GRU")
 
 
 class MemoryCue(gym.Env[np.ndarray, np.int64]):
@@ -58,6 +59,32 @@ class MemoryCue(gym.Env[np.ndarray, np.int64]):
         return observation
 
 
+class Copy(gym.Env[np.int64, np.int64]):
+    """One of four symbols is shown at every step; the action must name the one of four steps ago.
+
+    The reward is ±1, divided by the number of answers, so the return goes from -1 to 1; guessing earns -0.5.
+    """
+
+    SYMBOLS, DELAY, LENGTH = 4, 4, 52
+
+    def __init__(self) -> None:
+        self.observation_space = self.action_space = Discrete(self.SYMBOLS)
+        self.shown: list[int] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict]:
+        super().reset(seed=seed, options=options)
+        self.shown = [int(self.np_random.integers(self.SYMBOLS))]
+        return self.shown[-1], {}
+
+    def step(self, action: np.int64) -> tuple[int, float, bool, bool, dict]:
+        step, reward = len(self.shown) - 1, 0.0
+        if step >= self.DELAY:
+            is_right = int(action) == self.shown[step - self.DELAY]
+            reward = (1.0 if is_right else -1.0) / (self.LENGTH - self.DELAY)
+        self.shown.append(int(self.np_random.integers(self.SYMBOLS)))
+        return self.shown[-1], reward, step + 1 >= self.LENGTH, False, {}
+
+
 class HideVelocities(gym.ObservationWrapper):
     """CartPole with position and angle only."""
 
@@ -88,6 +115,18 @@ def memory() -> gym.Env:
     return MemoryCue()
 
 
+def copy() -> gym.Env:
+    return Copy()
+
+
+def identity_bits() -> gym.Env:
+    return IdentityEnvMultiBinary(4)
+
+
+def identity_box() -> gym.Env:
+    return IdentityEnvBox(eps=0.5)
+
+
 def lunarlander() -> gym.Env:
     return gym.make("LunarLander-v3")
 
@@ -104,10 +143,12 @@ class Task:
     """Constructor arguments, the same for all algorithms."""
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By algorithm: constructor arguments that go before ``settings``."""
-    algorithms: Sequence[str] = ALGORITHMS
+    algorithms: Sequence[str] = ALGORITHMS[:4]
     """Who runs by default."""
     episodes: int = 100
     """Of the final evaluation."""
+    normalize: bool = False
+    """Whether ``VecNormalize`` scales observations and rewards."""
 
 
 CARTPOLE = {
@@ -177,5 +218,58 @@ TASKS = {
             "clip_range": 0.2,
             "ent_coef": 0.01,
         },
+    ),
+    "short-masked": Task(
+        "Short: CartPole without velocities, 50,000 steps, settings of sb3-contrib's own test",
+        masked_cartpole,
+        steps=50_000,
+        threshold=450,
+        n_envs=8,
+        settings={
+            "learning_rate": 7e-4,
+            "n_steps": 128,
+            "batch_size": 256,
+            "n_epochs": 10,
+            "gae_lambda": 0.98,
+            "max_grad_norm": 1,
+            "policy_kwargs": {
+                "net_arch": {"vf": [64], "pi": []},
+                "lstm_hidden_size": 64,
+                "ortho_init": False,
+                "enable_critic_lstm": True,
+            },
+        },
+        algorithms=("RecurrentPPO", "driftproof"),
+        episodes=20,
+        normalize=True,
+    ),
+    "short-copy": Task(
+        "Short: name the symbol of four steps ago",
+        copy,
+        steps=82_000,
+        threshold=0.75,
+        n_envs=8,
+        settings={"learning_rate": 1e-3, "n_steps": 128, "batch_size": 256, "n_epochs": 10, "ent_coef": 0.01},
+        algorithms=("RecurrentPPO", "driftproof", "driftproof, GRU"),
+    ),
+    "short-bits": Task(
+        "Short: repeat four bits, 1,200 steps, settings of Stable-Baselines3's own test",
+        identity_bits,
+        steps=1_200,
+        threshold=90,
+        n_envs=1,
+        settings={"gamma": 0.4, "learning_rate": 0.002, "n_epochs": 4, "n_steps": 256},
+        algorithms=("SB3 PPO", "driftproof, no memory"),
+        episodes=20,
+    ),
+    "short-box": Task(
+        "Short: repeat a number, 1,000 steps, settings of Stable-Baselines3's own test",
+        identity_box,
+        steps=1_000,
+        threshold=90,
+        n_envs=1,
+        settings={"learning_rate": 1e-3, "n_epochs": 4, "n_steps": 256},
+        algorithms=("SB3 PPO", "driftproof, no memory"),
+        episodes=20,
     ),
 }

@@ -155,8 +155,44 @@ def test_tasks_name_what_exists_and_travel_to_other_processes():
     for name, task in TASKS.items():
         assert set(task.algorithms) | set(task.overrides) <= set(ALGORITHMS), name
         # Equal settings would not be equal work if a rollout did not divide into minibatches.
-        assert task.settings["n_steps"] * task.n_envs % task.settings["batch_size"] == 0, name
+        assert task.settings["n_steps"] * task.n_envs % task.settings.get("batch_size", 64) == 0, name
         assert pickle.loads(pickle.dumps(task.make)) is task.make
+
+
+def test_copies_name_the_symbol_of_four_steps_ago():
+    env = TASKS["short-copy"].make()
+    for shift, total in ((0, 1.0), (1, -1.0)):
+        seen, rewards, over = [env.reset(seed=3)[0]], [], False
+        while not over:
+            symbol = seen[-5] if len(seen) > 4 else 0
+            observation, reward, over, _, _ = env.step((symbol + shift) % 4)
+            seen.append(observation)
+            rewards.append(reward)
+        assert rewards[:4] == [0.0] * 4
+        assert len(rewards) == 52
+        assert sum(rewards) == pytest.approx(total)
+
+
+def test_the_area_under_a_curve_begins_with_the_first_episode():
+    assert learning.area_under([None, None, 2.0, 4.0]) == 2.5
+    assert np.isnan(learning.area_under([None]))
+
+
+def test_variants_of_short_tasks_change_new_lstms_only_while_they_run():
+    import short
+
+    with short.initialised(short.gates(0, 1, 0)):
+        core = short.LSTMCore(2, 3)
+        before = core.recurrence.bias_ih_l0.detach().clone()
+        core.initialise()
+    change = (core.recurrence.bias_ih_l0.detach() - before).view(4, 3)
+    torch.testing.assert_close(change, torch.tensor([0.0, 1.0, 0.0, 0.0])[:, None].expand(4, 3))
+    plain = short.LSTMCore(2, 3)
+    before = plain.recurrence.bias_ih_l0.detach().clone()
+    plain.initialise()
+    change = (plain.recurrence.bias_ih_l0.detach() - before).view(4, 3)
+    torch.testing.assert_close(change, torch.tensor([1.0, -1.0, 0.0, 1.0])[:, None].expand(4, 3))
+    assert {run.task for run in short.plan(1, None)} == {"short-masked", "short-copy", "short-bits", "short-box"}
 
 
 def make_runs(seeds=2, **arguments):
@@ -281,7 +317,7 @@ def test_report_counts_seeds_at_the_threshold_and_tells_settings(tmp_path, monke
     results = learning.run_all(make_runs(), tmp_path / "learning.json", train=Fake())
     table, settings = learning.report(results)
     # Finals are 0.5 and 1.5, the threshold 0.95.
-    assert "| SB3 PPO | 1 [0.5, 1.5] | 1 of 2 | 10 |" in table
+    assert "| SB3 PPO | 1 [0.5, 1.5] | 1 of 2 | 0.5 [0, 1] | 10 |" in table
     assert "`gamma=0.99`" in settings.splitlines()[0]
     assert settings.splitlines()[1:] == ["- driftproof: `policy_kwargs={'lstm_hidden_size': 64}`"]
     learning.plot(results, tmp_path / "learning.png")
