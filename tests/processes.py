@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -17,6 +19,9 @@ _MARK = "DRIFTPROOF_TEST_PROCESS"
 """Environment variable by which a process and all that it has started are found again."""
 _HAS_PROC = Path("/proc/self/environ").exists()
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+# Tests that are killed themselves cannot end what they have started.
+_SET_PARENT_DEATH_SIGNAL = 1
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _started: list[Started] = []
 
 
@@ -42,6 +47,8 @@ class Started(subprocess.Popen):
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            if _PRCTL is not None:
+                _PRCTL(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
             if preexec is not None:
                 preexec()
 
@@ -94,9 +101,11 @@ class Started(subprocess.Popen):
     def wait_until_alone(self):
         """Until nothing is left of it and of what it has started, after it has ended."""
         assert self.poll() is not None
-        watch = _Watch(self, cpu_seconds=60, idle_seconds=60)
-        while self.left():
-            watch.look()
+        # Whatever is to end by itself has hardly anything to compute, and may be waiting for ever.
+        end = time.monotonic() + 120
+        while left := self.left():
+            assert time.monotonic() < end, f"processes {left} are left{self.story}"
+            time.sleep(0.02)
 
     def left(self):
         """Processes that it has started, of those that still run; also itself."""
