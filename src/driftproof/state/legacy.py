@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import warnings
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from driftproof._text import printable
 from driftproof.state._codec import MAX_DEPTH, Path, check_key, kind_of, render
 from driftproof.state._errors import CheckpointError
+from driftproof.state._pickles import PickledArray, read_content
 from driftproof.state._reader import MAX_JSON_VALUES, open_regular
 
 Format: TypeAlias = Literal["v2_full_parameters", "v1_policy_only", "parameters", "state_dict", "stable_baselines3"]
@@ -43,9 +41,6 @@ _AGENT = {
     "normalizer": "normalizer_state",
 }
 """What an agent has besides its policy, and what ``get_parameters()`` calls it."""
-
-_MOST_MEMBERS = 1000
-"""Of a zip file; those of Stable-Baselines3 have fewer than ten."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +82,7 @@ def read(source: str | os.PathLike[str], device: torch.device | str = "cpu") -> 
     name = os.fspath(source)
     with open_regular(source) as file:
         size = file.seek(0, io.SEEK_END)
-        file.seek(0)
-        content, is_zip = _content(file, name, device, size)
+        content, is_zip = read_content(file, name, device)
     cleaner = _Cleaner(name, limit=4 * size + 2**20)
     content = cleaner.clean(content, ())
     version, parameters, extras = ("stable_baselines3", content, {}) if is_zip else _opened(content, name)
@@ -125,51 +119,6 @@ def match(
     return fitting, unused, missing, wrong_shape
 
 
-def _content(file: BinaryIO, name: str, device: torch.device | str, size: int) -> tuple[Any, bool]:
-    """What the file holds, and whether it is a zip file of Stable-Baselines3."""
-    if file.read(4) != b"PK\x03\x04":
-        return _unpickled(file, name, device), False
-    try:
-        with zipfile.ZipFile(file) as archive:
-            entries = archive.infolist()
-            # Compressed members could become any size.
-            if any(info.compress_type for info in entries) or sum(info.file_size for info in entries) > size:
-                raise CheckpointError(f"{name} has compressed members, which none of our files has")
-            if "policy.pth" not in archive.namelist():
-                return _unpickled(file, name, device), False
-            if len(entries) > _MOST_MEMBERS:
-                raise CheckpointError(f"{name} has {len(entries):,} members, more than any agent")
-            parts = [info.filename for info in entries if info.filename.endswith(".pth")]
-            members = {part.removesuffix(".pth"): io.BytesIO(archive.read(part)) for part in parts}
-    except CheckpointError:
-        raise
-    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, OSError, RuntimeError) as error:
-        raise CheckpointError(f"{name} is damaged: {printable(error)}; take another copy of it") from error
-    return {part: _unpickled(member, name, device) for part, member in members.items()}, True
-
-
-def _unpickled(file: BinaryIO, name: str, device: torch.device | str) -> Any:
-    file.seek(0)
-    try:
-        with torch.serialization.safe_globals(_numpy_globals()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd pickles, which load or do not
-            return torch.load(file, map_location=device, weights_only=True)
-    except Exception as error:  # pickles fail in every way
-        # torch's own message goes on to tell how to run the code in it.
-        named = re.search(r"GLOBAL ([\w.]{1,100})", str(error))
-        reason = f"it names {named[1]}" if named else type(error).__name__
-        raise CheckpointError(
-            f"{name} is not a file of tensors and plain values ({reason}); nothing of it was loaded"
-        ) from error
-
-
-def _numpy_globals() -> list[Any]:
-    """What pickles of NumPy scalars and arrays of numbers name, in NumPy 1 and 2."""
-    functions = {"scalar": np.float64(0).__reduce__()[0], "_reconstruct": np.zeros(0).__reduce__()[0]}
-    named = [(f, f"numpy.{core}.multiarray.{name}") for core in ("core", "_core") for name, f in functions.items()]
-    return [*named, np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefdFD"}]
-
-
 class _Cleaner:
     """Makes a tree of what was unpickled: dicts, lists, tuples and leaves of the kinds that trees have."""
 
@@ -187,6 +136,8 @@ class _Cleaner:
             raise CheckpointError(f"{self._name} holds more values, or deeper, than any agent")
         if isinstance(value, torch.Size):
             return tuple(value)
+        if isinstance(value, PickledArray):
+            value = value.array
         try:
             kind = kind_of(value, path)
             if kind == "dict":
