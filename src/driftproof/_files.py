@@ -46,8 +46,15 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def open_to_append(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file of a run folder to write at its end, with the same exceptions; it is made if there is none."""
-    return _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    """Open a file of a run folder to write at its end, with the same exceptions; it is made if there is none.
+
+    Nor is one opened that has another name somewhere else, where what is written would appear as well.
+    """
+    file = _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    if os.fstat(file.fileno()).st_nlink > 1:
+        file.close()
+        raise RunFolderError(f"{path} has hard links, which would all be written to; replace it by a copy of itself")
+    return file
 
 
 def _opened(path: str | os.PathLike[str], flags: int) -> BinaryIO:

@@ -13,7 +13,11 @@ MAX_VALUES = 50_000
 MAX_CHARACTERS = 2**20
 """Limits of a file, the last two with every alias written out."""
 
-_FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+")
+MAX_INT_CHARACTERS = 100
+"""Of a whole number: longer ones take long to read, and Python does not print them."""
+
+# Every text matches in one way only: with two, the time grows with the square of its length.
+_FLOAT = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+")
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
@@ -35,6 +39,18 @@ class Loader(yaml.SafeLoader):
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
         return node
+
+
+def _int(loader: Loader, node: yaml.ScalarNode) -> int:
+    if len(node.value) > MAX_INT_CHARACTERS:
+        raise TooMuchError(
+            problem=f"a whole number has {len(node.value):,} characters, more than {MAX_INT_CHARACTERS}",
+            problem_mark=node.start_mark,
+        )
+    return int(loader.construct_yaml_int(node))
+
+
+Loader.add_constructor("tag:yaml.org,2002:int", _int)
 
 
 class Dumper(yaml.SafeDumper):

@@ -46,15 +46,20 @@ def check_free(runs_dir: Path, name: str | None, command: str) -> None:
 def create(runs_dir: Path, name: str | None, config: Config, command: str) -> Path:
     """Make the folder of a new run, with its configuration in it.
 
+    It counts as this user's own from then on, with all that it names.
+
     Raises:
         CommandError: The name is taken, or nothing can be written there.
+        ConfigError: It names something that this user has not trusted, whether this run needs it or not.
     """
     from driftproof.config import dumps
-    from driftproof.config.names import home_of
+    from driftproof.config.names import check_address, check_names, home_of
     from driftproof.config.ownership import mark
     from driftproof.state import write_atomically
 
     check_free(runs_dir, name, command)
+    check_names(config)
+    check_address(config)
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
         folder = _made(runs_dir, config.env.id) if name is None else runs_dir / name

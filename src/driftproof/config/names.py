@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from driftproof._files import shortened
 from driftproof._trust import Kind, Trust, UntrustedError, WrongKindError
 from driftproof.config.files import ConfigError
 from driftproof.config.model import Config
@@ -151,7 +152,7 @@ def make_env(section: EnvSection, trust: Trust, is_evaluation: bool = False) -> 
         # What an environment needs is said there, with the line that installs it.
         raise ConfigError([f"env.id: {section.id!r} cannot be made: {error}"]) from error
     except (TypeError, ValueError) as error:
-        raise ConfigError([f"env: {section.id!r} cannot be made with {kwargs}: {error}"]) from error
+        raise ConfigError([f"env: {section.id!r} cannot be made with {shortened(kwargs, 200)}: {error}"]) from error
     except Exception as error:
         raise ConfigError([f"env: {section.id!r} cannot be made: {told(error)}"]) from error
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from driftproof._files import RunFolderError, damage_told, open_to_append, parse_json, read_bytes
+from driftproof._files import RunFolderError, damage_told, open_to_append, parse_json, read_bytes, shortened
 from driftproof._text import printable
 from driftproof.pbt.records import Event, write_events
 from driftproof.pbt.saved import VERSION, SavedPopulation
@@ -68,9 +68,8 @@ class RunFolder:
         Raises:
             FolderTakenError: Another process is at work on the run, or its members would be among those of another.
         """
-        for own in (self.path / name for name in _OWN):
-            if own.is_symlink():
-                raise RunFolderError(f"{own} is a link, which a run does not follow; put what it leads to there")
+        for name in _OWN:
+            _refuse_link(self.path / name)
         if self._is_elsewhere and self.is_taken:
             self._check_owner()  # Before anything is made there: the state may name anybody's folder.
         with ExitStack() as stack:
@@ -114,6 +113,8 @@ class RunFolder:
             raise FileNotFoundError(f"{self.path} holds no population: there is no {_STATE}")
         with damage_told(path, self._advice):
             content = parse_json(read_bytes(path))
+            if not isinstance(content, dict):
+                raise ValueError(f"it holds {shortened(content)}, and no values by name")
             version = content.get("version")
             if type(version) is int and version != VERSION:
                 age = "a newer" if version > VERSION else "an older"
@@ -184,12 +185,19 @@ class RunFolder:
         if name not in self._writers:
             from torch.utils.tensorboard import SummaryWriter  # takes seconds to import
 
-            self._writers[name] = SummaryWriter(str(self.path / "tensorboard" / name))
+            folder = self.path / "tensorboard" / name
+            _refuse_link(folder)
+            self._writers[name] = SummaryWriter(str(folder))
         return self._writers[name]
 
     def _names(self) -> set[str]:
         """Of members' states, and of nothing else that may lie there."""
         return {path.name for path in self.members.glob("member_*.zip") if _MEMBER.fullmatch(path.name)}
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise RunFolderError(f"{path} is a link, which a run does not follow; put what it leads to there")
 
 
 def _ends_line(file: BinaryIO) -> bool:

@@ -50,6 +50,8 @@ class Persistent(BaseAlgorithm):
     normalizer: Normalizer
     edge: Edge
 
+    _known_attributes: frozenset[str]
+    """Names of attributes that every agent has, now or later."""
     _built_in: tuple[str, ...]
     """Components that every agent has."""
     _CHANGED_ON_LOAD: ClassVar[frozenset[str]]
@@ -210,12 +212,16 @@ class Persistent(BaseAlgorithm):
 
     def _own_attributes(self) -> dict[str, Any]:
         """What somebody has set on the agent: nothing of its own, and nothing private."""
-        known = self.__dict__.get("_known_attributes", frozenset(vars(self)))
         components = {id(component) for component in self.components().values()}
         return {
             name: value
             for name, value in vars(self).items()
-            if not (name in known or name.startswith("_") or hasattr(type(self), name) or id(value) in components)
+            if not (
+                name in self._known_attributes
+                or name.startswith("_")
+                or hasattr(type(self), name)
+                or id(value) in components
+            )
         }
 
     @classmethod
@@ -273,6 +279,7 @@ class Persistent(BaseAlgorithm):
             replaced = changeable & given.keys() - manifest.foreign_places(checkpoint.config.get("settings"))
             kwargs = {**{name: given[name] for name in replaced}, **kwargs}
             agent = cls._from_config(checkpoint.config, tree, {**given, **kwargs}, device, kwargs, trust)
+            attributes = agent._attributes_from(checkpoint.config)
             # What the caller takes away is not to be loaded.
             gone = [name for name, value in kwargs.items() if value is None]
             if isinstance(hyperparams := tree.get("hyperparams"), dict):
@@ -291,7 +298,7 @@ class Persistent(BaseAlgorithm):
             with _as_checkpoint_error(path):
                 load_state(agent.policy, parts, tree, exact_match=False)
         agent.__dict__["_unclaimed"] = {name: tree[name] for name in tree.keys() - agent.components().keys()}
-        agent._set_attributes(checkpoint.config.get("attributes", {}), path)
+        vars(agent).update(attributes)
         if force_reset:
             agent._last_obs = None
         for name, value in kwargs.items():
@@ -315,14 +322,17 @@ class Persistent(BaseAlgorithm):
             },
         }
 
-    def _set_attributes(self, attributes: Any, path: object) -> None:
-        """Set what somebody had set on the agent that was saved; nothing that agents have themselves."""
+    def _attributes_from(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """What somebody had set on the agent that was saved; nothing that agents have themselves."""
+        attributes = config.get("attributes", {})
         if not isinstance(attributes, dict) or not all(map(manifest.is_plain, attributes.values())):
-            raise CheckpointError(f"{path}: its attributes are not plain values")
-        for name, value in attributes.items():
-            if not name.isidentifier() or name.startswith("_") or hasattr(self, name):
-                raise CheckpointError(f"{path}: {printable(name, 60)} is no attribute that a file may set")
-            setattr(self, name, value)
+            raise CheckpointError("its attributes are not plain values")
+        for name in attributes:
+            # Properties are asked of the class: the agent's own raise an error as long as something is not set.
+            is_own = name in self._known_attributes or hasattr(type(self), str(name))
+            if not isinstance(name, str) or not name.isidentifier() or name.startswith("_") or is_own:
+                raise CheckpointError(f"{printable(name, 60)} is no attribute that a file may set")
+        return attributes
 
     @classmethod
     def setting_names(cls) -> set[str]:
