@@ -118,7 +118,7 @@ class TestCheckpoints:
             "target_kl": 0.05,
             "kl_penalty": {"kp": 0.2},
             "policy_kwargs": {"activation_fn": torch.nn.ReLU, "net_arch": {"pi": [8], "vf": []}, "shared_lstm": True}
-            | {"lstm_hidden_size": 8, "num_quantiles": 4, "features_extractor_kwargs": {}},
+            | {"enable_critic_lstm": False, "lstm_hidden_size": 8, "num_quantiles": 4, "features_extractor_kwargs": {}},
         }
         agent = DistributionalPPO("MlpLstmPolicy", "CartPole-v1", **given, device="cpu").learn(16)
         agent.save(tmp_path / "agent.zip")

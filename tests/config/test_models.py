@@ -60,7 +60,7 @@ def test_every_argument_of_the_agent_has_its_place():
 def test_every_argument_of_the_networks_has_its_place():
     config = Config()
     for name, default in parameters(DistributionalPolicy).items():
-        if name in ("observation_space", "action_space", "shared_lstm", "use_sde"):
+        if name in ("observation_space", "action_space", "use_sde"):
             continue
         owners = [part for part in (config.policy, config.critic) if hasattr(part, name)]
         assert len(owners) == 1, name

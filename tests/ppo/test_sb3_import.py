@@ -390,8 +390,13 @@ class TestRefused:
         check_same(model, agent)
 
     def test_lstms_of_other_kinds(self, tmp_path):
-        trained(tmp_path / "sb3", RecurrentPPO, policy_kwargs={**SMALL, "lstm_kwargs": {"bias": False}}, steps=0)
-        self.refused(tmp_path / "sb3.zip", "does not fit")
+        kwargs = {**SMALL, "n_lstm_layers": 2, "lstm_kwargs": {"bias": False, "dropout": 0.1}}
+        model = trained(tmp_path / "sb3", RecurrentPPO, policy_kwargs=kwargs, steps=0)
+        model.policy.set_training_mode(False)
+        check_same(model, from_sb3(tmp_path / "sb3.zip", World(), device="cpu"))
+        kwargs = {**SMALL, "lstm_kwargs": {"proj_size": 4}}
+        forge_data(tmp_path / "sb3.zip", lambda data: data | {"policy_kwargs": kwargs})
+        self.refused(tmp_path / "sb3.zip", "lstm_kwargs has 'proj_size'")
 
     def test_files_of_other_kinds(self, tmp_path):
         torch.save({"weight": torch.zeros(2)}, tmp_path / "x.pt")

@@ -71,7 +71,12 @@ class PolicySection(Section):
     shared_recurrence: bool = Field(
         False, description="One memory for actor and critics, which then learn it together. Faster."
     )
-    enable_critic_lstm: bool = Field(True, description="false: critics without memory.")
+    shared_lstm: bool = Field(
+        False,
+        description="With enable_critic_lstm: false, as in sb3-contrib: critics see the actor's memory, and only the "
+        "actor learns it.",
+    )
+    enable_critic_lstm: bool = Field(True, description="false: critics without memory of their own.")
     features_extractor_class: str | None = Field(
         None,
         description="From observations to features: FlattenExtractor, NatureCNN, CombinedExtractor, or a class of your "

@@ -37,7 +37,8 @@ def config_from(
         ConfigError: A setting cannot be written in a configuration, or does not fit.
     """
     kwargs = dict(_mapping(settings.get("policy_kwargs")))
-    if "shared_lstm" in kwargs:
+    if kwargs.get("shared_lstm") and kwargs.get("enable_critic_lstm", True):
+        # Earlier checkpoints meant this, which sb3-contrib does not.
         kwargs["shared_recurrence"] = kwargs.pop("shared_lstm")
     env: dict[str, Any] = {"n_envs": n_envs}
     if normalizer:

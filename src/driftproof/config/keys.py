@@ -28,7 +28,6 @@ _EXPLICIT: dict[str, Path] = {
     "variance_gradient_scaling": ("vgs", "enabled"),
     "optimizer_class": ("optimizer", "name"),
     "optimizer_kwargs": ("optimizer", "kwargs"),
-    "shared_lstm": ("policy", "shared_recurrence"),
     "env_id": ("env", "id"),
     "env_kwargs": ("env", "kwargs"),
 }

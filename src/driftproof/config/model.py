@@ -29,7 +29,10 @@ from driftproof.config.world import AdversarialSection, EnvSection, RunSection
 _OF_HEAD = {"num_quantiles": "quantile", "huber_kappa": "quantile"} | dict.fromkeys(
     ("num_atoms", "v_min", "v_max"), "categorical"
 )
-OF_MEMORY = ("lstm_hidden_size", "n_lstm_layers", "lstm_kwargs", "shared_recurrence", "enable_critic_lstm")
+OF_MEMORY = (
+    *("lstm_hidden_size", "n_lstm_layers", "lstm_kwargs"),
+    *("shared_recurrence", "shared_lstm", "enable_critic_lstm"),
+)
 OF_SDE = ("full_std", "use_expln")
 
 

@@ -108,7 +108,7 @@ def import_sb3(
         raise CheckpointError(f"{name} is not a zip file of Stable-Baselines3: its format is {found.format}")
     networks = SB3Networks(found.components["policy"], name)
     optimizer = found.components.get("policy.optimizer", {})
-    read = SB3Settings(read_data(path), networks.uses_sde, _learning_rate(optimizer), name)
+    read = SB3Settings(read_data(path), networks, _learning_rate(optimizer), name)
     kwargs = {**networks.policy_kwargs(), **read.policy_classes(dict(settings.get("policy_kwargs") or {}))}
     if kwargs.get("value_head", "quantile") != "quantile":
         raise ValueError('a value becomes the mean of quantiles: policy_kwargs["value_head"] must be "quantile"')

@@ -106,8 +106,8 @@ class SB3Networks:
                 self._fail("its LSTM lacks weight_hh_l0")
             kwargs["lstm_hidden_size"] = hidden.shape[1]
             kwargs["n_lstm_layers"] = sum(key.startswith("lstm_actor.weight_hh_l") for key in self.tensors)
-            kwargs["enable_critic_lstm"] = "critic.weight" not in self.tensors
-            kwargs["shared_recurrence"] = kwargs["enable_critic_lstm"] and not self._inside("lstm_critic.")
+            kwargs["enable_critic_lstm"] = bool(self._inside("lstm_critic."))
+            kwargs["shared_lstm"] = not kwargs["enable_critic_lstm"] and "critic.weight" not in self.tensors
         return kwargs
 
     def _widths(self, network: str) -> list[int]:

@@ -11,6 +11,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
 from driftproof._arguments import check_count, check_flag, check_number
+from driftproof.ppo.sb3_networks import SB3Networks
 from driftproof.ppo.schedules import Linear
 from driftproof.state import CheckpointError
 
@@ -55,7 +56,7 @@ class SB3Settings:
 
     Args:
         data: What :func:`driftproof.state.sb3.read_data` returned.
-        uses_sde: Whether its weights are those of an agent that explores with gSDE.
+        networks: Its weights, which tell whether it has a memory and explores with gSDE.
         optimizer_lr: The learning rate that was last in force, where it is known.
         name: Of the file, for errors.
 
@@ -63,7 +64,7 @@ class SB3Settings:
         CheckpointError: The agent is of a kind that there is not here.
     """
 
-    def __init__(self, data: Mapping[str, Any], uses_sde: bool, optimizer_lr: Any, name: str) -> None:
+    def __init__(self, data: Mapping[str, Any], networks: SB3Networks, optimizer_lr: Any, name: str) -> None:
         self.arguments: dict[str, Any] = {}
         """For :class:`driftproof.ppo.DistributionalPPO`."""
         self.policy_kwargs: dict[str, Any] = {}
@@ -71,14 +72,14 @@ class SB3Settings:
         self.report: list[str] = []
         """Lines about what could not be taken over."""
         self._data, self._name = data, name
-        self._flags = ("normalize_images", "use_expln", "squash_output") if uses_sde else ("normalize_images",)
+        self._networks = networks
         policy_class = data.get("policy_class")
         if isinstance(policy_class, dict) and "maskable" in str(policy_class.get("__module__")):
             raise CheckpointError(
                 f"{name} cannot become an agent: it is of MaskablePPO, and driftproof's policies do not mask actions"
             )
         self._take_plain()
-        if uses_sde:
+        if networks.uses_sde:
             self.arguments["use_sde"] = True
             self._take("sde_sample_freq", _check_count, at_least=-1, at_most=_LARGEST)
         self._take_learning_rate(optimizer_lr)
@@ -135,10 +136,13 @@ class SB3Settings:
 
     def _take_policy_kwargs(self) -> None:
         given = self._data.get("policy_kwargs")
+        kinds: dict[str, type[Any]] = {"normalize_images": bool}
+        kinds |= {"use_expln": bool, "squash_output": bool} if self._networks.uses_sde else {}
+        kinds |= {"lstm_kwargs": dict} if self._networks.is_recurrent else {}
         for key, value in given.items() if isinstance(given, dict) else ():
             if key in _CLASSES:
                 self.policy_kwargs[key] = _CLASSES[key].get(value) if isinstance(value, str) else None
-            elif key in self._flags and isinstance(value, bool):
+            elif key in kinds and isinstance(value, kinds[key]):
                 self.policy_kwargs[key] = value
             elif key not in (*_FROM_WEIGHTS, "use_sde", ":type:"):
                 self.report.append(f"policy_kwargs.{ascii(key)[1:61]}: not taken over")
