@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-_LONGEST_DEFAULT_SEQUENCE = 32
+_LONGEST_DEFAULT_SEQUENCE = 128
+_SEQUENCES_PER_BATCH = 2
+"""At the least: minibatches of a single sequence are all alike."""
 
 STEPS_AND_BATCH = {False: (2048, 64), True: (128, 128)}
 """Defaults of ``n_steps`` and ``batch_size`` without and with recurrence: those of PPO and of RecurrentPPO."""
@@ -33,7 +35,7 @@ def cut(n_steps: int, n_envs: int, batch_size: int, sequence_length: int | None,
         n_steps: Steps of every environment.
         n_envs: Environments.
         batch_size: Samples in a minibatch; one that is larger than the rollout means all of it.
-        sequence_length: Steps through which gradients flow; ``None``: at most 32 and at most ``batch_size``, so that
+        sequence_length: Steps through which gradients flow; ``None``: at most 128 and half of ``batch_size``, so that
             sequences are of about equal lengths.
         is_recurrent: Whether the policy has a recurrent core; without one, every step is a sequence.
 
@@ -42,7 +44,7 @@ def cut(n_steps: int, n_envs: int, batch_size: int, sequence_length: int | None,
     """
     length = 1
     if is_recurrent and sequence_length is None:
-        longest = min(_LONGEST_DEFAULT_SEQUENCE, n_steps, batch_size)
+        longest = min(_LONGEST_DEFAULT_SEQUENCE, n_steps, max(1, batch_size // _SEQUENCES_PER_BATCH))
         length = _ceil(n_steps, _ceil(n_steps, longest))
     elif is_recurrent and sequence_length is not None:
         if sequence_length > n_steps:

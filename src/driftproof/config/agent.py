@@ -184,7 +184,7 @@ class PPOSection(Section):
         None,
         ge=1,
         description="Steps through which gradients flow back in time; recurrent states carry on over its ends. Longer "
-        "learns longer memories, and is slower. null: up to 32.",
+        "learns longer memories, and is slower. null: up to 128, and half of batch_size.",
     )
     gamma: Share = Field(0.99, description="Discount. Closer to 1 looks further ahead; 0.9 to 0.999.")
     gae_lambda: Share = Field(0.95, description="Of advantages. Closer to 1: less bias, more noise; 0.9 to 1.")

@@ -131,7 +131,8 @@ class DistributionalPPO(Persistent):
             rollout begins. Fewer steps explore more, and less smoothly.
         target_kl: KL divergence that an update aims at, 0.005 to 0.05; ``None``: as far as clipping lets it.
         sequence_length: Steps through which gradients flow back in time; recurrent states carry on over its ends.
-            ``None``: up to 32. Longer learns longer memories, and is slower. 1 without recurrence.
+            ``None``: up to 128, and half of ``batch_size``. Longer learns longer memories, and is slower. 1 without
+            recurrence.
         optimizer_class: ``"adaptive_upgd"``, ``"upgd"``, ``"upgdw"``, ``"adamw"``, ``"adam"``, ``"sgd"``, in any
             spelling (``"AdaptiveUPGD"``), or a class.
         optimizer_kwargs: Its arguments. An ``lr`` among them replaces ``learning_rate``.
