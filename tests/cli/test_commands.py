@@ -305,7 +305,7 @@ def test_config_prints_all_settings_and_a_schema(capsys, tmp_path):
 def test_config_checks_a_file(capsys):
     code, output, _ = call(capsys, "config", ROOT / "configs" / "regime_market_population.yaml")
     assert code == 0
-    assert "59 updates of 2,048 steps, 16 minibatches of 512 each" in output
+    assert "59 updates of 2,048 steps, 16 minibatches of 512 samples each" in output
     assert "a population of 6 searches learning_rate, ent_coef, gae_lambda" in output
     assert "all settings fit together" in output
 
@@ -315,7 +315,7 @@ def test_warnings_are_one_line(tmp_path):
     code, _, errors = run("config", tmp_path / "my.yaml")
     assert code == 0
     (line,) = errors.splitlines()
-    assert line.startswith("driftproof: warning: perturbation_interval=1 updates are 32 optimizer steps")
+    assert line.startswith("driftproof: warning: perturbation_interval=1 updates are 1 optimizer steps")
 
 
 def test_warnings_of_gymnasium_are_plain_and_said_once(capsys, tmp_path):
@@ -340,7 +340,7 @@ def test_a_full_disk_leaves_the_run_whole(tmp_path):
     assert code == 1
     (line,) = errors.splitlines()
     assert "File too large" in line
-    assert line.endswith(f"what was saved before is whole: when that is mended, driftproof train --resume {folder}")
+    assert line.endswith(f"what was saved before is whole: fix it, then driftproof train --resume {folder}")
     checkpoint = CheckpointStore(folder / "checkpoints").load_latest()
     steps = checkpoint.tree["counters"]["num_timesteps"]
     assert steps > 0

@@ -42,7 +42,7 @@ class CarefulWalk(Walk):
     def load_state_dict(self, state):
         self.position = state["position"]
         self.left = state["left"]
-        if set(state) != {"position", "left"} or type(self.position) is not float or abs(self.position) > 1e6:
+        if set(state) != {"position", "left"} or not isinstance(self.position, float) or abs(self.position) > 1e6:
             raise RuntimeError("no such place")
         if type(self.left) is not int or not -1000 < self.left < 1000:
             raise KeyError("no such time")

@@ -44,4 +44,4 @@ class Played(VecEnvWrapper):
 
     def _broken(self, error: Exception) -> CommandError:
         self._is_broken = True
-        return CommandError(f"{self._env_id} broke in evaluation: {told(error)}; when that is mended, evaluate again")
+        return CommandError(f"{self._env_id} broke in evaluation: {told(error)}; fix it, then evaluate again")

@@ -138,4 +138,4 @@ def _explained(error: RuntimeError, folder: Path) -> CommandError:
     """What ended a run, in a line."""
     lines = str(error).strip().splitlines()
     what = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
-    return CommandError(f"{what}; when that is mended, driftproof tune --resume {folder}")
+    return CommandError(f"{what}; fix it, then driftproof tune --resume {folder}")

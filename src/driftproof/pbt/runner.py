@@ -419,7 +419,7 @@ def _advised() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = f"{error.strerror or error} (the run is whole as of before: when that is mended, resume it)"
+        advice = f"{error.strerror or error} (the run is whole as of before: fix it, then resume it)"
         raise OSError(error.errno, advice, error.filename) from error
 
 

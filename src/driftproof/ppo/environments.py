@@ -133,7 +133,9 @@ def restore_environments(env: VecEnv, states: Mapping[str, Any]) -> bool:
         base.env_method("load_state_dict", state["environment"], indices=[i])
         for kind, name in _ENV_WRAPPERS.items():
             if name in state and all(base.env_is_wrapped(kind, indices=[i])):
-                base.env_method("set_wrapper_attr", name, state[name], indices=[i])
+                # A Monitor appends to its list of rewards, which a file may hold as a tuple.
+                value = list(state[name]) if isinstance(state[name], tuple) else state[name]
+                base.env_method("set_wrapper_attr", name, value, indices=[i])
     for wrapper, (_, state) in zip(wrappers, states["wrappers"], strict=True):
         _restore_wrapper(wrapper, state)
     return True

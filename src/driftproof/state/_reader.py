@@ -91,9 +91,11 @@ class Reader:
             self._file = open_regular(source)
         else:
             self.name = str(getattr(source, "name", "the file"))
-            if source.seekable():
-                source.seek(0)  # It may have been written just now.
-            self._file = io.BytesIO(source.read())
+            content = source.read()
+            if not content and source.seekable():
+                source.seek(0)  # It was written just now.
+                content = source.read()
+            self._file = io.BytesIO(content)
         self.size = self._file.seek(0, io.SEEK_END)
         self._file.seek(0)
         self._manifest: Manifest | None = None
