@@ -5,6 +5,11 @@ from __future__ import annotations
 import difflib
 
 OPTIMIZERS = ("adaptive_upgd", "upgd", "upgdw", "adamw", "adam", "sgd")
+OPTIONS = (
+    *("sigma", "beta1", "beta2", "betas", "beta_utility", "temperature", "weight_decay", "momentum", "dampening"),
+    *("adaptive_noise", "noise_beta", "noise_reference", "min_noise_std", "instant_noise_scale", "nesterov", "amsgrad"),
+)
+"""Their arguments, which configurations have in ``optimizer.kwargs``, but for those that are settings elsewhere."""
 
 
 def optimizer_name(name: str) -> str:

@@ -51,6 +51,8 @@ def test_nothing_is_all_defaults(tmp_path):
         ("ppo:\n  learning_rat: 1e-3", "my.yaml:2: ppo.learning_rat: unknown; did you mean ppo.learning_rate?"),
         ("learning_rat: 1e-3", "my.yaml:1: learning_rat: unknown; did you mean ppo.learning_rate?"),
         ("pppo: {gamma: 0.9}", "my.yaml:1: pppo: unknown; did you mean ppo?"),
+        ("sigma: 0.1", "my.yaml:1: sigma: unknown; it is optimizer.kwargs.sigma"),
+        ("optimizer: {noise_beta: 0.9}", "my.yaml:1: optimizer.noise_beta: unknown; it is optimizer.kwargs.noise_beta"),
         ("ppo: {twin_critics: false}", "my.yaml:1: ppo.twin_critics: unknown; it is critic.twin_critics"),
         ("ppo: {vgs_beta: 0.9}", "my.yaml:1: ppo.vgs_beta: unknown; it is vgs.beta"),
         ("vgs_kwargs: {betta: 0.9}", "my.yaml:1: vgs.betta: unknown; did you mean vgs.beta?"),

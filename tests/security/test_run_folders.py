@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from driftproof.config import ConfigError, load, loads
 from driftproof.ppo import DistributionalPPO
-from driftproof.state import CheckpointError
+from driftproof.state import CheckpointError, read, write
 from tests.cli.commands import call
 from tests.security.strangers import SETTINGS
 
@@ -85,6 +85,32 @@ def test_long_numbers_in_yaml_take_no_time():
 def test_floats_of_yaml_are_still_read():
     for value in ("1e-4", "1.e-4", ".1e-3", "+1_0.0e-5", "1E-4", "0.0001"):
         assert loads(f"ppo: {{learning_rate: {value}}}").ppo.learning_rate == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize("size", [2**2000, 2**20_000], ids=["no float", "not printed"])
+@pytest.mark.parametrize("place", ["num_timesteps", "learning_rate"])
+def test_large_numbers_in_the_agent_that_a_run_begins_with(place, size, stranger, tmp_path, capsys):
+    checkpoint = read(stranger.checkpoint)
+    checkpoint.tree["counters" if place == "num_timesteps" else "hyperparams"][place] = size
+    write(tmp_path / "alone.zip", checkpoint.tree, config=checkpoint.config)
+    options = ["--env", "CartPole-v1", "--runs-dir", tmp_path / "runs", "--set", "run.total_timesteps=32"]
+    code, _, errors = call(capsys, "train", "--from", tmp_path / "alone.zip", *options)
+    assert code == 0, errors
+
+
+@pytest.mark.parametrize("change", ["normalizer", "n_steps"])
+def test_wrong_settings_in_the_agent_that_a_run_begins_with(change, stranger, tmp_path, capsys):
+    checkpoint = read(stranger.checkpoint)
+    if change == "normalizer":
+        checkpoint.tree["normalizer"] = [1]
+    else:
+        checkpoint.config["settings"]["n_steps"] = 2**20_000
+    write(tmp_path / "alone.zip", checkpoint.tree, config=checkpoint.config)
+    options = ["--env", "CartPole-v1", "--runs-dir", tmp_path / "runs"]
+    code, _, errors = call(capsys, "train", "--from", tmp_path / "alone.zip", *options)
+    assert code == 1
+    assert errors.count("\n") <= 3
+    assert not (tmp_path / "runs").exists()
 
 
 class TestAttributes:

@@ -68,8 +68,10 @@ class Origin:
         say("\n".join([f"begins with {self.found.checkpoint}", *report]))
         counters = self.checkpoint.tree.get("counters")
         steps = counters.get("num_timesteps") if isinstance(counters, dict) else None
+        # JSON is not written with numbers of thousands of digits, which the tree may hold.
+        is_count = type(steps) is int and 0 <= steps < 2**53
         where = {"checkpoint": str(self.found.checkpoint.resolve()), "created": self.checkpoint.created}
-        return {**where, "num_timesteps": steps if isinstance(steps, int) else None, "report": report}
+        return {**where, "num_timesteps": steps if is_count else None, "report": report}
 
 
 def find(

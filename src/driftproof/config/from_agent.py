@@ -42,7 +42,7 @@ def config_from(
         kwargs["shared_recurrence"] = kwargs.pop("shared_lstm")
     env: dict[str, Any] = {"n_envs": n_envs}
     if normalizer:
-        env |= {"normalize_observations": True, "clip_observations": normalizer.get("clip_obs", 10.0)}
+        env |= {"normalize_observations": True, "clip_observations": _mapping(normalizer).get("clip_obs", 10.0)}
     raw: dict[str, Any] = {"env": env}
     raw["ppo"] = _section(PPOSection, settings)
     raw["critic"] = _section(CriticSection, {**settings, **kwargs})
@@ -58,7 +58,7 @@ def config_from(
     raw["run"] = {name: settings[name] for name in ("seed", "stats_window_size") if settings.get(name) is not None}
     try:
         text = yaml.safe_dump(raw)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: of whole numbers with thousands of digits
         raise ConfigError(["the settings in the checkpoint are no plain values"]) from error
     return loads(text, overrides, "the checkpoint", trusted)
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel
 
+from driftproof._optimizer_names import OPTIONS
 from driftproof.config import earlier
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -179,6 +180,8 @@ def nearest(path: Path) -> str:
         return f"did you mean {dotted((*section, near[0]))}?"
     if name in elsewhere:
         return f"it is {dotted(elsewhere[name])}"
+    if name in OPTIONS:
+        return f"it is optimizer.kwargs.{name}"
     if near := difflib.get_close_matches(name, siblings, n=1):
         return f"did you mean {dotted((*section, near[0]))}?"
     if near := difflib.get_close_matches(name, elsewhere, n=1):

@@ -17,6 +17,8 @@ _ITS_OWN = ("hyperparams", "entropy")
 """What belongs to a training, rather than to what was learned in it."""
 _NEEDED = ("policy", "return_scale", "normalizer")
 """Without one of these that it had, an agent acts, or values, otherwise than before."""
+_LARGE = 1e300
+"""Whole numbers in files can be larger than any float."""
 _SHOWN = 5
 """Tensors in a message."""
 
@@ -88,6 +90,6 @@ def _other_hyperparams(agent: Persistent, given: Any) -> list[str]:
     differing = [
         f"{name} {given[name]:g} there, {value:g} here"
         for name, value in own.items()
-        if isinstance(given.get(name), int | float) and given[name] != value
+        if isinstance(given.get(name), int | float) and abs(given[name]) < _LARGE and given[name] != value
     ]
     return [f"hyper-parameters that are others: {', '.join(differing)}"] if differing else []
