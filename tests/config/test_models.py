@@ -109,7 +109,7 @@ def test_sections_take_what_their_dataclasses_take(section, kind, missing, added
 def test_bounds_are_the_agents():
     """What the agent refuses the configuration refuses, and what it takes it takes."""
     config = Config()
-    for name, bounds in agent_settings._BOUNDS.items():
+    for name, bounds in agent_settings.BOUNDS.items():
         section = "ppo" if hasattr(config.ppo, name) else "critic"
         for kind, bound in bounds.items():
             if bound >= agent_settings._LARGE:

@@ -303,6 +303,17 @@ class TestSettings:
         for name in ("gamma", "n_steps", "seed", "ent_coef", "n_epochs"):
             assert any(line.startswith(f"{name}: cannot be used") for line in report)
 
+    @pytest.mark.parametrize(
+        "large", [1e300, 2**70, {"value_schedule": "LinearSchedule(start=1e300, end=0.0, end_fraction=1.0)"}]
+    )
+    def test_that_are_beyond_all_bounds_are_left_out(self, tmp_path, large):
+        trained(tmp_path / "sb3")
+        names = ("learning_rate", "clip_range", "ent_coef", "vf_coef", "max_grad_norm", "target_kl")
+        forge_data(tmp_path / "sb3.zip", lambda data: data | dict.fromkeys(names, large))
+        _, report = import_sb3(tmp_path / "sb3.zip", World(), device="cpu")
+        for name in names:
+            assert any(line.startswith(f"{name}: ") for line in report)
+
     def test_a_file_without_any(self, tmp_path):
         model = trained(tmp_path / "sb3")
         forge(tmp_path / "sb3.zip", lambda members: {n: c for n, c in members.items() if n != "data"})

@@ -13,16 +13,10 @@ from torch import nn
 from driftproof._arguments import check_count, check_flag, check_number
 from driftproof.ppo.sb3_networks import SB3Networks
 from driftproof.ppo.schedules import Linear
+from driftproof.ppo.settings import BOUNDS
 from driftproof.state import CheckpointError
 
-_NUMBERS: dict[str, dict[str, float]] = {
-    "gamma": {"at_least": 0, "at_most": 1},
-    "gae_lambda": {"at_least": 0, "at_most": 1},
-    "ent_coef": {"at_least": 0},
-    "vf_coef": {"at_least": 0},
-    "max_grad_norm": {"above": 0},
-    "target_kl": {"above": 0},
-}
+_NUMBERS = ("gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm", "target_kl")
 _COUNTS = ("n_steps", "batch_size", "n_epochs")
 _ACTIVATIONS = (
     *(nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.SELU, nn.CELU, nn.Mish, nn.ReLU6, nn.Hardtanh),
@@ -93,8 +87,8 @@ class SB3Settings:
         return int(steps) if steps is not None and _is_valid(_check_count, steps, at_most=2**62) else 0
 
     def _take_plain(self) -> None:
-        for key, bounds in _NUMBERS.items():
-            self._take(key, check_number, **bounds)
+        for key in _NUMBERS:
+            self._take(key, check_number, **BOUNDS[key])
         for key in _COUNTS:
             self._take(key, _check_count, at_least=1, at_most=_LARGEST)
         self._take("normalize_advantage", check_flag)
@@ -113,10 +107,10 @@ class SB3Settings:
     def _take_learning_rate(self, optimizer_lr: Any) -> None:
         rate = self._data.get("learning_rate")
         if isinstance(rate, dict):
-            rate = _schedule(rate) or _schedule(self._data.get("lr_schedule"))
-        if callable(rate) or (_is_valid(check_number, rate, above=0)):
+            rate = _schedule(rate, "learning_rate") or _schedule(self._data.get("lr_schedule"), "learning_rate")
+        if callable(rate) or _is_positive("learning_rate", rate):
             self.arguments["learning_rate"] = rate
-        elif _is_valid(check_number, optimizer_lr, above=0):
+        elif _is_positive("learning_rate", optimizer_lr):
             self.arguments["learning_rate"] = float(optimizer_lr)
             self.report.append(f"learning_rate: {_UNREADABLE}; {optimizer_lr:g}, which was last in force, goes on")
         elif "learning_rate" in self._data:
@@ -124,8 +118,8 @@ class SB3Settings:
 
     def _take_clip_ranges(self) -> None:
         clip_range = self._data.get("clip_range")
-        found = _schedule(clip_range) if isinstance(clip_range, dict) else clip_range
-        if callable(found) or _is_valid(check_number, found, above=0):
+        found = _schedule(clip_range, "clip_range") if isinstance(clip_range, dict) else clip_range
+        if callable(found) or _is_positive("clip_range", found):
             self.arguments["clip_range"] = found
         elif clip_range is not None:
             self.report.append(f"clip_range: {_UNREADABLE}; the default is in force")
@@ -162,8 +156,8 @@ class SB3Settings:
         return {**self.policy_kwargs, **given}
 
 
-def _schedule(described: Any) -> float | Schedule | None:
-    """A schedule from its description; ``None`` if that does not tell it."""
+def _schedule(described: Any, setting: str) -> float | Schedule | None:
+    """A schedule from its description; ``None`` if that does not tell it, or it is none that the setting can have."""
     text = described.get("value_schedule") if isinstance(described, dict) else None
     if not isinstance(text, str) or len(text) > 200:
         return None
@@ -172,9 +166,15 @@ def _schedule(described: Any) -> float | Schedule | None:
     if not (linear := _LINEAR.fullmatch(text)):
         return None
     start, end, fraction = map(float, linear.groups())
-    if not 0 < fraction <= 1 or max(start, end) <= 0:
+    if not 0 < fraction <= 1 or not all(_is_valid(check_number, x, **BOUNDS[setting]) for x in (start, end)):
+        return None
+    if max(start, end) == 0:
         return None
     return Linear(start, end) if fraction == 1 else LinearSchedule(start, end, fraction)
+
+
+def _is_positive(setting: str, value: Any) -> bool:
+    return _is_valid(check_number, value, **BOUNDS[setting]) and value > 0
 
 
 def _check_count(name: str, value: Any, at_most: int, at_least: int = 0) -> None:

@@ -35,7 +35,7 @@ _LARGE = 1e6
 _LARGEST = 1e15
 """Of numbers that only bound others."""
 
-_BOUNDS: dict[str, dict[str, float]] = {
+BOUNDS: dict[str, dict[str, float]] = {
     "learning_rate": {"at_least": 0, "at_most": _LARGE},
     "gamma": {"at_least": 0, "at_most": 1},
     "gae_lambda": {"at_least": 0, "at_most": 1},
@@ -48,6 +48,7 @@ _BOUNDS: dict[str, dict[str, float]] = {
     "n_epochs": {"at_least": 1, "at_most": _LARGE},
     "cvar_alpha": {"above": 0, "at_most": 1},
 }
+"""Of hyper-parameters."""
 _VGS_BOUNDS: dict[str, dict[str, float]] = {
     "alpha": {"at_least": 0, "at_most": _LARGEST},
     "beta": {"at_least": 0, "below": 1},
@@ -196,7 +197,7 @@ def resolve_learning_rate(learning_rate: float | Schedule | None, optimizer_kwar
 def check_settings(agent: DistributionalPPO) -> None:
     """Raise an error that names the argument that is wrong, or the arguments that contradict each other."""
     initial = agent._initial
-    for name, bounds in _BOUNDS.items():
+    for name, bounds in BOUNDS.items():
         value = initial[name]
         if value is None and name in _OPTIONAL:
             continue
@@ -333,13 +334,13 @@ def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:
     """All numbers that may change while the agent trains, with the places where they act."""
     initial, optimizer, vgs = agent._initial, agent.policy.optimizer, agent.vgs
     entries: dict[str, Hyperparameter] = {}
-    for name, bounds in _BOUNDS.items():
+    for name, bounds in BOUNDS.items():
         if initial[name] is not None:
             base, schedule = base_and_schedule(name, initial[name])
             entries[name] = Hyperparameter(base, bounds, whole=name == "n_epochs", schedule=schedule)
     entries["learning_rate"].apply = partial(_set_group, optimizer, "lr")
     # Below it, what is set would not be in force.
-    entries["ent_coef"].bounds = {**_BOUNDS["ent_coef"], "at_least": agent.entropy.minimum}
+    entries["ent_coef"].bounds = {**BOUNDS["ent_coef"], "at_least": agent.entropy.minimum}
     if "target_kl" in entries:
         entries["target_kl"].apply = partial(_set_target_kl, agent)
     unused = unused_options(type(optimizer), optimizer.defaults)
@@ -382,9 +383,9 @@ def set_optional(agent: DistributionalPPO, name: str, value: Any) -> None:
         agent.hyperparams.remove(name, _NOT_GIVEN)
     else:
         base, schedule = base_and_schedule(name, value) if name in SCHEDULED else (value, None)
-        check_number(name, base, **_BOUNDS[name])
+        check_number(name, base, **BOUNDS[name])
         apply = partial(_set_target_kl, agent) if name == "target_kl" else None
-        agent.hyperparams.add(name, Hyperparameter(base, _BOUNDS[name], schedule=schedule, apply=apply))
+        agent.hyperparams.add(name, Hyperparameter(base, BOUNDS[name], schedule=schedule, apply=apply))
     agent._initial[name] = value
     if name == "target_kl" and value is None:
         agent.kl_stop.set_target(None)
