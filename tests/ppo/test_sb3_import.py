@@ -309,7 +309,7 @@ class TestSettings:
     def test_that_are_beyond_all_bounds_are_left_out(self, tmp_path, large):
         trained(tmp_path / "sb3")
         names = ("learning_rate", "clip_range", "ent_coef", "vf_coef", "max_grad_norm", "target_kl")
-        forge_data(tmp_path / "sb3.zip", lambda data: data | dict.fromkeys(names, large))
+        forge_data(tmp_path / "sb3.zip", lambda data: data | dict.fromkeys((*names, "lr_schedule"), large))
         _, report = import_sb3(tmp_path / "sb3.zip", World(), device="cpu")
         for name in names:
             assert any(line.startswith(f"{name}: ") for line in report)
