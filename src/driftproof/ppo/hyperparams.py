@@ -211,13 +211,19 @@ class Hyperparameters(MutableMapping[str, float]):
 
 @dataclass(frozen=True)
 class Factor:
-    """A function of the remaining progress, relative to its base."""
+    """A function of the remaining progress, relative to its base.
+
+    The last rollout may overrun the total number of steps, so that less than nothing remains: a schedule then stays at
+    its end. A decay that went on would turn the learning rate and the clip range negative.
+    """
 
     function: Schedule
     base: float
 
     def __call__(self, progress_remaining: float) -> float:
-        return float(self.function(progress_remaining)) / self.base
+        value = float(self.function(min(max(progress_remaining, 0.0), 1.0)))
+        # Rounding may leave a decay to 0 slightly below it.
+        return max(value, 0.0) / self.base
 
 
 def base_and_schedule(name: str, value: float | Schedule) -> tuple[float, Factor | None]:
