@@ -143,8 +143,13 @@ def _arguments(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill(env: VecNormalize, state: Mapping[str, Any]) -> None:
+    """Put statistics, and how observations are normalised, into a wrapper.
+
+    Whether it scales rewards is up to whoever made it, as ``training`` is: environments for evaluation do not.
+    """
     for name, value in _arguments(state).items():
-        setattr(env, name, value)
+        if name != "norm_reward":
+            setattr(env, name, value)
     statistics = {key: _running(part) for key, part in state["obs_rms"].items()}
     if env.norm_obs:
         env.obs_rms = statistics.get(_WHOLE, statistics)  # type: ignore[assignment]
