@@ -49,6 +49,8 @@ _KINDS: dict[str, type[Any]] = {
 
 FUNCTIONS = ("learning_rate", "clip_range", "clip_range_vf")
 """Settings that may be functions, and never classes."""
+_POINTS = (1.0, 0.5, 0.0)
+"""Remaining progress at which files hold values of functions that they only name, to know them again."""
 
 _SCHEDULES: dict[str, Callable[..., Callable[[float], float]]] = {
     "Linear": Linear,
@@ -109,6 +111,14 @@ def encode(value: Any) -> Any:
     return {"$class": _name(value)} if is_known(value) else {"$foreign": _name(value)}
 
 
+def encode_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """An agent's settings as plain values."""
+    encoded: dict[str, Any] = encode(settings)
+    for name in foreign_places(encoded) & set(FUNCTIONS):
+        encoded[name]["points"] = [float(settings[name](remaining)) for remaining in _POINTS]
+    return encoded
+
+
 def is_plain(value: Any) -> bool:
     """Whether it is a plain value that a file can hold as it is: a number, a text, or lists and dicts of these."""
     if isinstance(value, Mapping):
@@ -123,6 +133,27 @@ def foreign_places(settings: Any) -> set[str]:
     if not isinstance(settings, dict):
         return set()
     return {name for name, value in settings.items() if isinstance(value, dict) and "$foreign" in value}
+
+
+def replaced_settings(given: Mapping[str, Any], settings: Any) -> set[str]:
+    """Names of settings for which something else is given than a file holds or names.
+
+    A function with the values of the one that the file names is the same: with it, training goes on where it was.
+    """
+    named = foreign_places(settings)
+    return {name for name in given if name not in named or not _is_same(settings[name], given[name])}
+
+
+def _is_same(encoded: Mapping[str, Any], value: Any) -> bool:
+    if "points" not in encoded:
+        return callable(value)
+    return callable(value) and [float(value(remaining)) for remaining in _POINTS] == encoded["points"]
+
+
+def differing(given: Mapping[str, Any], settings: Any) -> list[str]:
+    """Names of what is given otherwise than a file's settings have it, or that they do not have."""
+    held = settings if isinstance(settings, dict) else {}
+    return [name for name, value in given.items() if name not in held or held[name] != encode(value)]
 
 
 def decode(value: Any, given: Mapping[str, Any], place: str = "", trust: Trust | None = None) -> Any:

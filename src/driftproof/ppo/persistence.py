@@ -243,11 +243,13 @@ class Persistent(BaseAlgorithm):
             env: Where to go on learning, with ``VecNormalize`` around it if the agent had one; ``None``: to be given
                 to :meth:`set_env`.
             device: Where to.
-            custom_objects: Classes and functions that files only name, by the name of the setting or their own.
+            custom_objects: Classes and functions that files only name, by the name of the setting or their own. What
+                differs from the file's settings replaces them.
             print_system_info: Print what the file was written with.
             force_reset: Begin new episodes, even if the environments can go on where they were.
             trusted: Modules of which the file may name classes: policies, features extractors, optimizers.
-            kwargs: Settings that are to be others than those in the file.
+            kwargs: Settings that are to be others than those in the file. Those that cannot change may be given too,
+                as the file has them.
 
         Raises:
             CheckpointError: The file is damaged, is not one of ours, or does not fit.
@@ -259,11 +261,6 @@ class Persistent(BaseAlgorithm):
         if "lr_schedule" in custom_objects:
             # Stable-Baselines3's other name for it.
             custom_objects.setdefault("learning_rate", custom_objects.pop("lr_schedule"))
-        if unknown := [name for name in kwargs if name not in changeable]:
-            raise TypeError(
-                f"load() cannot change {', '.join(unknown)}; it can change {', '.join(sorted(changeable))}. Build an "
-                "agent with other settings, and give it the file: set_parameters(path, exact_match=False)"
-            )
         checkpoint = read(_with_suffix(path))
         if print_system_info:
             print("\n".join(f"{name}: {version}" for name, version in checkpoint.versions.items()))
@@ -273,12 +270,20 @@ class Persistent(BaseAlgorithm):
                 f"{path} holds no agent; if it holds parts of one, build an agent with its settings, and give it the "
                 "file: agent.set_parameters(path, exact_match=False)"
             )
+        # Scripts give everything that they gave the constructor: what the file has too is no change.
+        fixed = {name: value for name, value in kwargs.items() if name not in changeable}
+        if wrong := manifest.differing(fixed, checkpoint.config["settings"]):
+            raise TypeError(
+                f"load() cannot change {', '.join(wrong)}; it can change {', '.join(sorted(changeable))}. Build an "
+                "agent with other settings, and give it the file: set_parameters(path, exact_match=False)"
+            )
+        kwargs = {name: value for name, value in kwargs.items() if name in changeable}
         tree, given = dict(checkpoint.tree), custom_objects
         with _as_checkpoint_error(path):
-            # What the file does hold is replaced, as Stable-Baselines3 has it.
-            replaced = changeable & given.keys() - manifest.foreign_places(checkpoint.config.get("settings"))
+            # As in Stable-Baselines3, what is given replaces what the agent was made with.
+            replaced = changeable & manifest.replaced_settings(given, checkpoint.config["settings"])
             kwargs = {**{name: given[name] for name in replaced}, **kwargs}
-            agent = cls._from_config(checkpoint.config, tree, {**given, **kwargs}, device, kwargs, trust)
+            agent = cls._from_config(checkpoint.config, tree, {**given, **fixed, **kwargs}, device, kwargs, trust)
             attributes = agent._attributes_from(checkpoint.config)
             # What the caller takes away is not to be loaded.
             gone = [name for name, value in kwargs.items() if value is None]
@@ -313,7 +318,7 @@ class Persistent(BaseAlgorithm):
         """What it takes to make an agent that this one's state fits, as plain values."""
         return {
             "class": type(self).__name__,
-            "settings": manifest.encode(self.settings()),
+            "settings": manifest.encode_settings(self.settings()),
             "observation_space": manifest.encode(self.observation_space),
             "action_space": manifest.encode(self.action_space),
             "n_envs": self.n_envs,
