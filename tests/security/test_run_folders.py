@@ -34,6 +34,16 @@ def test_a_linked_folder_of_tensorboard(stranger, outside, capsys):
     assert list(outside.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", [["evaluate"], ["export", "--onnx", "x.onnx"], ["report"], ["train", "--resume"]])
+def test_a_linked_configuration(command, stranger, outside, capsys):
+    config = stranger.run / "config.yaml"
+    config.rename(outside / "config.yaml")
+    config.symlink_to(outside / "config.yaml")
+    code, _, errors = call(capsys, command[0], *command[1:], stranger.run)
+    assert code == 1
+    assert "config.yaml is a link" in errors
+
+
 def test_hard_links(stranger, outside, capsys):
     metrics, mine = stranger.run / "metrics.jsonl", outside / "mine"
     mine.write_text("mine\n")

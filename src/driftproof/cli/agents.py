@@ -37,7 +37,8 @@ class Found:
         """The configuration of its run, or the one that there would be without one, with some changes."""
         from driftproof.config import load
 
-        return load(None if self.folder is None else self.folder / runs.CONFIG, overrides or (), self.trust)
+        path = None if self.folder is None else runs.own_file(self.folder, runs.CONFIG)
+        return load(path, overrides or (), self.trust)
 
     def load(self, device: str = "cpu") -> DistributionalPPO:
         """The agent itself, to be asked. Nothing in its file is run."""
