@@ -105,6 +105,18 @@ def test_callbacks_find_rollouts_and_locals(policy):
     np.testing.assert_allclose(np.stack(expected[::-1]), buffer.advantages[:15], atol=1e-4)
 
 
+def test_rollouts_are_collected_by_hand():
+    model = small()
+    _, callback = model._setup_learn(32)
+    for _ in range(2):
+        assert model.collect_rollouts(model.get_env(), callback, model.rollout_buffer, n_rollout_steps=16)
+        model.train()
+    assert model.num_timesteps == 32
+    assert model.rollout_buffer.rewards.any()
+    with pytest.raises(ValueError, match="n_rollout_steps=3"):
+        model.collect_rollouts(model.get_env(), callback, model.rollout_buffer, n_rollout_steps=3)
+
+
 class StuckError(Exception):
     """An environment's own."""
 

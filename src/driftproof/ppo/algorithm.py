@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from gymnasium import Env
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
@@ -522,7 +523,6 @@ class DistributionalPPO(Persistent):
         check_number("total_timesteps", total_timesteps, at_least=0)
         if log_interval is not None:
             check_count("log_interval", log_interval, at_least=1)
-        rollout = self._room()
         if reset_num_timesteps or self._last_obs is None:
             self._forget, self.edge.reset_seed = True, None
         # The name that callbacks of Stable-Baselines3 look for.
@@ -532,16 +532,8 @@ class DistributionalPPO(Persistent):
         callbacks.on_training_start(locals(), globals())
         iteration = 0
         while self.num_timesteps < min(total_timesteps, self.pause_at or total_timesteps):
-            if self._forget:
-                self.state, self._forget = self.policy.initial_state(self.n_envs), False
-            try:
-                if not collect(self, self.env, callbacks, rollout):
-                    break
-            except Exception as error:
-                if failure_of_environment(error) is not None:
-                    # Whatever state the environments are in, the next rollout begins with new episodes.
-                    self._last_obs = None
-                raise
+            if not self.collect_rollouts(self.env, callbacks):
+                break
             iteration += 1
             self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
             if log_interval is not None and iteration % log_interval == 0:
@@ -572,6 +564,36 @@ class DistributionalPPO(Persistent):
     def rollout_buffer(self) -> RolloutView:
         """The last rollout, by Stable-Baselines3's names."""
         return RolloutView(self, self._room())
+
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        rollout_buffer: RolloutView | None = None,
+        n_rollout_steps: int | None = None,
+    ) -> bool:
+        """Act for one rollout, which :attr:`rollout_buffer` then shows.
+
+        Args:
+            env: The agent's environments.
+            callback: Called at every step; :meth:`_setup_learn` makes one.
+            rollout_buffer: Is not needed: rollouts have one place.
+            n_rollout_steps: Is not needed either, it is ``n_steps``.
+
+        Returns:
+            Whether training goes on.
+        """
+        if n_rollout_steps not in (None, self.n_steps):
+            raise ValueError(f"n_rollout_steps={n_rollout_steps}: rollouts have n_steps={self.n_steps} steps")
+        if self._forget:
+            self.state, self._forget = self.policy.initial_state(self.n_envs), False
+        try:
+            return collect(self, env, callback, self._room())
+        except Exception as error:
+            if failure_of_environment(error) is not None:
+                # Whatever state the environments are in, the next rollout begins with new episodes.
+                self._last_obs = None
+            raise
 
     def _room(self) -> Rollout:
         """Room for rollouts, of the shape that settings and environments ask for."""

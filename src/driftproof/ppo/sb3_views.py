@@ -57,8 +57,9 @@ class RolloutView:
 
     @property
     def actions(self) -> Array:
-        """What the policy chose, before clipping ``[n_steps, n_envs, numbers of an action]``."""
-        return _array(self._rollout.actions).reshape(self.buffer_size, self.n_envs, -1)
+        """What the policy chose, neither clipped nor scaled ``[n_steps, n_envs, numbers of an action]``."""
+        shown = self._agent.policy.distribution.shown(self._rollout.actions)
+        return _array(shown).reshape(self.buffer_size, self.n_envs, -1)
 
     @property
     def rewards(self) -> Array:
