@@ -65,10 +65,10 @@ def truncation(n_steps: int, n_envs: int, batch_size: int, batches: Batches) -> 
     if batch_size <= samples and not rest:
         return None
     what = (
-        f"a truncated mini-batch of all {samples} samples"
+        f"there will be a truncated mini-batch of size {samples}"
         if batch_size > samples
-        else f"after {whole} minibatches of {batches.per_batch * batches.sequence_length} samples comes a truncated "
-        f"mini-batch of {rest * batches.sequence_length}"
+        else f"after {whole} minibatches of {batches.per_batch * batches.sequence_length} samples there will be a "
+        f"truncated mini-batch of size {rest * batches.sequence_length}"
     )
     return (
         f"batch_size={batch_size} does not divide the rollout of n_steps * n_envs = {n_steps} * {n_envs} = {samples} "

@@ -83,10 +83,11 @@ def test_padding_changes_no_loss():
 
 def test_a_truncated_minibatch_is_announced():
     with pytest.warns(
-        UserWarning, match=r"15 samples: after 2 minibatches of 7 samples comes a truncated mini-batch of 1"
+        UserWarning,
+        match="after 2 minibatches of 7 samples there will be a truncated mini-batch of size 1",
     ):
         agent(scripted([4], [4], [4]), n_steps=5, batch_size=7)
-    with pytest.warns(UserWarning, match="a truncated mini-batch of all 15 samples"):
+    with pytest.warns(UserWarning, match="there will be a truncated mini-batch of size 15"):
         agent(scripted([4], [4], [4]), n_steps=5, batch_size=64)
 
 

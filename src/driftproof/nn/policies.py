@@ -194,7 +194,7 @@ class DistributionalPolicy(PolicyInterface):
         self._check_sharing(shared_recurrence, shared_lstm, enable_critic_lstm, share_features_extractor)
         shared = shared_recurrence or shared_lstm
         self.distribution = distribution_for(action_space, squash_output)
-        self.net_arch, self.activation_fn, self.ortho_init = net_arch, activation_fn, ortho_init
+        self.activation_fn, self.ortho_init = activation_fn, ortho_init
         self.share_features_extractor, self.log_std_init = share_features_extractor, log_std_init
         self.shared_lstm, self.enable_critic_lstm = shared_lstm, enable_critic_lstm
         self.lstm_kwargs = _core_options(lstm_kwargs)
@@ -204,15 +204,17 @@ class DistributionalPolicy(PolicyInterface):
         self.actor_core = make_core(core, features, lstm_hidden_size, n_lstm_layers, self.lstm_kwargs)
         memory = self.actor_core.units
         actor_arch, critic_arch = layer_widths(net_arch, self.features_extractor)
+        self.net_arch = {"pi": actor_arch, "vf": critic_arch} if net_arch is None else net_arch
         self.actor_network = dense_network(memory, actor_arch, activation_fn)
-        latent = output_width(self.actor_network, memory)
-        self.action_head = nn.Linear(latent, self._outputs())
+        self.action_head = nn.Linear(output_width(self.actor_network, memory), self._outputs())
         self.use_sde = use_sde
         self.exploration: StateDependentExploration | None = None
         if use_sde:
             if not isinstance(self.distribution, Gaussian):
                 raise ValueError(f"use_sde=True is noise for continuous actions: it needs a Box, not {action_space}")
-            self.exploration = StateDependentExploration(latent, self.distribution.dim, full_std, use_expln)
+            self.exploration = StateDependentExploration(
+                self.action_head.in_features, self.distribution.dim, full_std, use_expln
+            )
             self.log_std = nn.Parameter(self.exploration.initial_log_std(log_std_init))
         elif isinstance(self.distribution, Gaussian):
             self.log_std = nn.Parameter(torch.full((self._outputs(),), float(log_std_init)))
