@@ -35,8 +35,8 @@ def cut(n_steps: int, n_envs: int, batch_size: int, sequence_length: int | None,
         n_steps: Steps of every environment.
         n_envs: Environments.
         batch_size: Samples in a minibatch; one that is larger than the rollout means all of it.
-        sequence_length: Steps through which gradients flow; ``None``: at most 128 and half of ``batch_size``, so that
-            sequences are of about equal lengths.
+        sequence_length: Steps through which gradients flow; ``None``: at most 128 and half of ``batch_size``, in
+            about equal parts.
         is_recurrent: Whether the policy has a recurrent core; without one, every step is a sequence.
 
     Raises:
@@ -45,7 +45,7 @@ def cut(n_steps: int, n_envs: int, batch_size: int, sequence_length: int | None,
     length = 1
     if is_recurrent and sequence_length is None:
         longest = min(_LONGEST_DEFAULT_SEQUENCE, n_steps, max(1, batch_size // _SEQUENCES_PER_BATCH))
-        length = _ceil(n_steps, _ceil(n_steps, longest))
+        length = _default_length(n_steps, longest)
     elif is_recurrent and sequence_length is not None:
         if sequence_length > n_steps:
             raise ValueError(
@@ -74,6 +74,12 @@ def truncation(n_steps: int, n_envs: int, batch_size: int, batches: Batches) -> 
         f"batch_size={batch_size} does not divide the rollout of n_steps * n_envs = {n_steps} * {n_envs} = {samples} "
         f"samples: {what}. A factor of {samples} gives minibatches of equal size"
     )
+
+
+def _default_length(n_steps: int, longest: int) -> int:
+    """A divisor of ``n_steps`` if there is one that is not much shorter; otherwise about equal parts, the last padded."""
+    divisors = [length for length in range(_ceil(longest, 2), longest + 1) if n_steps % length == 0]
+    return divisors[-1] if divisors else _ceil(n_steps, _ceil(n_steps, longest))
 
 
 def _ceil(number: int, divisor: int) -> int:

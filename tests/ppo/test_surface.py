@@ -412,7 +412,7 @@ def test_learning_goes_on_from_where_a_callback_stopped_it(policy, steps):
     first = []
     model.learn(
         16,
-        lambda locals_, _: first.append(locals_["rollout"].observations[0].clone()) or True,
+        lambda locals_, _: first.append(torch.from_numpy(locals_["rollout_buffer"].observations[0])) or True,
         reset_num_timesteps=False,
     )
     np.testing.assert_allclose(first[0][0], [steps % 5 / 10, episode / 10, 0])
