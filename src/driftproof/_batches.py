@@ -77,7 +77,7 @@ def truncation(n_steps: int, n_envs: int, batch_size: int, batches: Batches) -> 
 
 
 def _default_length(n_steps: int, longest: int) -> int:
-    """A divisor of ``n_steps`` if there is one that is not much shorter; otherwise about equal parts, the last padded."""
+    """A divisor of ``n_steps`` if one is not much shorter; otherwise about equal parts, of which the last is padded."""
     divisors = [length for length in range(_ceil(longest, 2), longest + 1) if n_steps % length == 0]
     return divisors[-1] if divisors else _ceil(n_steps, _ceil(n_steps, longest))
 

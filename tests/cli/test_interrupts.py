@@ -160,6 +160,7 @@ def test_a_closed_terminal_is_like_ctrl_c(tmp_path):
     terminal.process.wait_until_alone()
 
 
+@pytest.mark.slow
 def test_a_terminal_that_a_command_outlives(tmp_path):
     """As with ``nohup`` or ``disown``: it trains to its end, evaluates, and does not fail to write to nobody."""
     short = [*SMALL, "--set", "run.total_timesteps=6400", "--runs-dir", tmp_path, "--name", "run"]
@@ -257,6 +258,7 @@ def test_an_interrupted_population_finishes_its_slices(tmp_path, number):
     assert {row["step"] for row in metrics[None]} <= set(range(25))
 
 
+@pytest.mark.slow
 def test_workers_and_environments_end_with_a_killed_command(tmp_path):
     """Though they are in the middle of a step, and nobody is left to end them."""
     small = search("population_size=2", "workers=1", "perturbation_interval=1")
