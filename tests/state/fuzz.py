@@ -188,7 +188,7 @@ class Choices:
         tensor = torch.full(shape, struct.unpack("<d", self.take(8))[0], dtype=torch.float64).to(dtype)
         flat = tensor.view(-1)
         if flat.numel() and self.below(2):
-            flat[self.below(flat.numel())] = self.below(300)
+            flat[self.below(flat.numel())] = self.below(128)
         is_array = kind == 7 or isinstance(like, np.ndarray)
         return tensor.numpy() if is_array and dtype != torch.bfloat16 else tensor
 
