@@ -121,8 +121,10 @@ def parse_json(data: bytes, *, allow_nan: bool = False) -> Any:
     values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     if values > MAX_VALUES:
         raise ValueError(f"it has about {values:,} values, and the limit is {MAX_VALUES:,}")
-    constant = None if allow_nan else _refuse
-    return json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=constant, parse_int=bounded_int)
+    constant = None if allow_nan else refuse_constant
+    return json.loads(
+        data.decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=constant, parse_int=bounded_int
+    )
 
 
 def bounded_int(text: str) -> int:
@@ -136,14 +138,16 @@ def bounded_int(text: str) -> int:
     return int(text)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, in which no key may stand twice."""
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("a key stands there twice")
     return result
 
 
-def _refuse(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
+    """NaN and the infinities, which Python reads and JSON does not have."""
     raise ValueError(f"{name} is no JSON")
 
 

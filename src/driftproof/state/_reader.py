@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NoReturn
 import safetensors.torch
 from torch import Tensor
 
+from driftproof._files import refuse_constant, unique_keys
 from driftproof.state import _container
 from driftproof.state._codec import shortened, unflatten
 from driftproof.state._container import Member
@@ -174,7 +175,10 @@ class Reader:
             self._fail(f"is damaged: {what} has {problem}")
         try:
             return json.loads(
-                text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse, parse_int=_short_int
+                text.decode("utf-8"),
+                object_pairs_hook=unique_keys,
+                parse_constant=refuse_constant,
+                parse_int=_short_int,
             )
         except (ValueError, RecursionError) as error:
             self._fail(f"is damaged: {what} is not the JSON it should be ({error})", cause=error)
@@ -283,17 +287,6 @@ def _is_small(entry: Any) -> bool:
     """Whether an entry of the header of the tensors has few dimensions; what else is wrong with it, others say."""
     shape = entry.get("shape", []) if isinstance(entry, dict) else None
     return isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key stands there twice")
-    return result
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _short_int(text: str) -> int:
