@@ -216,7 +216,7 @@ def test_what_cannot_change_says_why(name, reason):
         ("ent_coef", 0.005),
         ("optimizer.sigma", -1),
         ("optimizer.beta1", 1),
-        ("optimizer.eps", -1),
+        ("optimizer.eps", 0),
         ("vgs.alpha", -1),
         ("vgs.min_scaling_factor", 0),
         ("vgs.warmup_steps", 2.5),

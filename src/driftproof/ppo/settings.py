@@ -17,7 +17,7 @@ from driftproof._arguments import ArgumentError, check_count, check_flag, check_
 from driftproof._unused import without_unused
 from driftproof.nn.heads import CLIP_MODES, QuantileHead
 from driftproof.nn.policies import DistributionalPolicy
-from driftproof.optim import VarianceGradientScaler
+from driftproof.optim import UPGDW, AdaptiveUPGD, VarianceGradientScaler
 from driftproof.ppo.adversary import check_adversarial
 from driftproof.ppo.entropy import EntropySchedule
 from driftproof.ppo.hyperparams import Hyperparameter, Hyperparameters, Schedule, base_and_schedule
@@ -348,6 +348,8 @@ def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:
         if key != "lr" and type(value) in (int, float):
             # Of others' optimizers it is not known what is right.
             bounds = _OPTIMIZER_BOUNDS.get(key, {"at_least": 0} if value >= 0 else {})
+            if key == "eps" and isinstance(optimizer, UPGDW | AdaptiveUPGD):
+                bounds = {"above": 0, "at_most": _LARGE}  # torch's own optimizers take 0, these do not.
             # Without momentum dampening has no effect, until momentum is set.
             needed = None if key == "dampening" else unused.get(key)
             apply = partial(_set_group, optimizer, key)
