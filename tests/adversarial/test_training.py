@@ -15,9 +15,9 @@ from torch import nn
 
 from driftproof.adversarial import PerturbationConfig, SAPPOConfig
 from driftproof.adversarial.training import SmoothnessAdversary
+from driftproof.learner.step import OptimizerStep
 from driftproof.nn.policies import DistributionalPolicy
 from driftproof.ppo import DistributionalPPO, TrainingError
-from driftproof.ppo.update import OptimizerStep
 
 from ..ppo import scripted as scripts
 from ..ppo.scripted import agent, scripted, small_networks, weights

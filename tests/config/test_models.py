@@ -15,12 +15,12 @@ from driftproof.config.agent import OPTIMIZERS, KLPenaltySection, PolicyName
 from driftproof.config.page import page
 from driftproof.config.population import HyperparamSection
 from driftproof.config.reference import json_schema
+from driftproof.learner.kl import KLPenalty
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
 from driftproof.optim import VarianceGradientScaler
 from driftproof.pbt import HyperparamConfig, PBTConfig
 from driftproof.ppo import DistributionalPPO
 from driftproof.ppo import settings as agent_settings
-from driftproof.ppo.kl import KLPenalty
 from driftproof.ppo.optimizers import OPTIMIZERS as KNOWN_OPTIMIZERS
 
 ELSEWHERE = {

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from driftproof.learner.hyperparams import Hyperparameter
 from driftproof.pbt import HyperparamConfig, PBTConfig, check_against
 from driftproof.ppo import DistributionalPPO, Hyperparameters
-from driftproof.ppo.hyperparams import Hyperparameter
 
 LR = HyperparamConfig("learning_rate", 1e-5, 1e-2, is_log_scale=True)
 

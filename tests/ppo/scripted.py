@@ -13,8 +13,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from driftproof.learner.step import OptimizerStep
 from driftproof.ppo import DistributionalPPO
-from driftproof.ppo.update import OptimizerStep
 
 
 def small_networks(policy, changes=None, units=6, width=5, quantiles=4):

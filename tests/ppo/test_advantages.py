@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftproof.ppo.advantages import explained_variance, gae, normalize_advantages
+from driftproof.learner.advantages import explained_variance, gae, normalize_advantages
 
 
 def plain_gae(rewards, values, last_value, dones, bootstraps, valid, gamma, gae_lambda):

@@ -10,10 +10,10 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
+from driftproof.learner.rollout import failure_of_environment
 from driftproof.nn.policies import MlpLstmPolicy
 from driftproof.optim import AdaptiveUPGD
 from driftproof.ppo import DistributionalPPO, RolloutError
-from driftproof.ppo.rollout import failure_of_environment
 
 from .scripted import small_networks
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from driftproof.ppo.losses import value_loss
+from driftproof.learner.losses import value_loss
 from driftproof.ppo.vector_env import GymnasiumVecEnv
 
 from .scripted import Lottery, StepSpy, agent, learn, plain_gae, scripted

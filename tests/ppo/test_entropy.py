@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftproof.ppo.entropy import EntropySchedule
+from driftproof.learner.entropy import EntropySchedule
 
 
 def update(schedule, base, progress, explained_variance, mean_return):

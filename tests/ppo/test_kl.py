@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributions import Normal, kl_divergence
 
-from driftproof.ppo.kl import KLPenalty, KLStop, approximate_kl
+from driftproof.learner.kl import KLPenalty, KLStop, approximate_kl
 
 
 class TestEstimate:

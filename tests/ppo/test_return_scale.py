@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from driftproof.learner.return_scale import ReturnScale
 from driftproof.nn.heads import QuantileHead
-from driftproof.ppo.return_scale import ReturnScale
 
 
 def rollout(update, steps=4, envs=3):

@@ -13,9 +13,9 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
+from driftproof.learner.step import OptimizerStep
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
 from driftproof.ppo import RolloutError, TrainingError
-from driftproof.ppo.update import OptimizerStep
 
 from .scripted import StepSpy, agent, learn, plain_gae, scripted, weights
 
@@ -812,7 +812,7 @@ class TestSynchronisation:
         own = [[read for read in reads if read[1:] != ("minibatches", "numpy")] for reads in updates]
         fetching = ("driftproof.ppo.training", "log", "tolist")
         # The very first step creates the state of the optimizer.
-        assert own == [[("driftproof.ppo.update", "_take_or_undo", "__bool__"), fetching], [fetching], [fetching]]
+        assert own == [[("driftproof.learner.step", "_take_or_undo", "__bool__"), fetching], [fetching], [fetching]]
 
     def test_the_host_form_is_seen_to_read(self, monkeypatch):
         updates = self.counted(monkeypatch, learner(n_epochs=3))

@@ -20,14 +20,14 @@ from driftproof._unused import (
     without_unused,
 )
 from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
+from driftproof.learner.adversary import Adversary
+from driftproof.learner.hyperparams import Hyperparameter, base_and_schedule
+from driftproof.learner.losses import Number, mean
+from driftproof.learner.rollout import Minibatch
 from driftproof.nn.distributions import Gaussian
 from driftproof.nn.policies import DistributionalPolicy, Evaluation, Observation, map_observation
 from driftproof.ppo import Cosine, Linear
-from driftproof.ppo.adversary import Adversary
-from driftproof.ppo.hyperparams import Hyperparameter, base_and_schedule
-from driftproof.ppo.losses import Number, mean
 from driftproof.ppo.manifest import storable
-from driftproof.ppo.rollout import Minibatch
 from driftproof.state.schema import anything, check, count, table
 
 EpsilonSchedule: TypeAlias = Literal["constant", "linear", "cosine"]

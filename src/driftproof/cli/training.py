@@ -188,8 +188,8 @@ def _stopped(folder: Path, steps: int, total: int, how: str) -> Stopped:
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
     """Errors of a training in one line, with what to do."""
+    from driftproof.learner.rollout import failure_of_environment
     from driftproof.ppo import TrainingError
-    from driftproof.ppo.rollout import failure_of_environment
 
     advice = f"what was saved before is whole: fix it, then driftproof train --resume {folder}"
     try:

@@ -1,9 +1,9 @@
 """Proximal policy optimisation with memory and distributional critics."""
 
+from driftproof.learner.hyperparams import Hyperparameters
+from driftproof.learner.rollout import RolloutError
 from driftproof.ppo.algorithm import DistributionalPPO
 from driftproof.ppo.callbacks import SaveCheckpoints
-from driftproof.ppo.hyperparams import Hyperparameters
-from driftproof.ppo.rollout import RolloutError
 from driftproof.ppo.sb3_import import from_sb3, import_sb3
 from driftproof.ppo.schedules import Cosine, Linear
 from driftproof.ppo.training import TrainingError

@@ -26,22 +26,23 @@ from torch.optim import Optimizer
 from driftproof._arguments import check_count, check_number
 from driftproof._batches import STEPS_AND_BATCH, Batches, cut, truncation
 from driftproof._optimizer_names import optimizer_name
+from driftproof.learner.adversary import Adversary, AdversarySettings
+from driftproof.learner.entropy import DecayStart, EntropySchedule
+from driftproof.learner.graph import GraphedStep
+from driftproof.learner.hyperparams import Schedule
+from driftproof.learner.kl import KLPenalty, KLStop, StopMode
+from driftproof.learner.return_scale import ReturnScale
+from driftproof.learner.rollout import Rollout, failure_of_environment
+from driftproof.learner.step import OptimizerStep
 from driftproof.nn.heads import ClipMode
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy, PolicyState
 from driftproof.optim import VarianceGradientScaler
-from driftproof.ppo.adversary import Adversary, AdversarySettings
 from driftproof.ppo.collection import collect
-from driftproof.ppo.entropy import DecayStart, EntropySchedule
 from driftproof.ppo.generators import Generators
-from driftproof.ppo.graph import GraphedStep
-from driftproof.ppo.hyperparams import Schedule
-from driftproof.ppo.kl import KLPenalty, KLStop, StopMode
 from driftproof.ppo.normalizer import Normalizer
 from driftproof.ppo.optimizers import DEFAULT_OPTIMIZER, make_optimizer, optimizer_class, optimizer_in_policy_kwargs
 from driftproof.ppo.persistence import Persistent
 from driftproof.ppo.progress import Counters, Edge
-from driftproof.ppo.return_scale import ReturnScale
-from driftproof.ppo.rollout import Rollout, failure_of_environment
 from driftproof.ppo.sb3_views import RolloutView
 from driftproof.ppo.settings import (
     Setting,
@@ -57,7 +58,6 @@ from driftproof.ppo.settings import (
 )
 from driftproof.ppo.spaces import check_spaces
 from driftproof.ppo.training import update
-from driftproof.ppo.update import OptimizerStep
 from driftproof.ppo.vector_env import as_vec_env
 from driftproof.ppo.vgs_arguments import VGSArguments, resolve_vgs
 from driftproof.state import Stateful
@@ -147,7 +147,7 @@ class DistributionalPPO(Persistent):
         kl_stop_patience: For ``"consecutive"``; ``None``: 3.
         kl_stop_fraction: For ``"fraction"``; ``None``: 0.25.
         kl_penalty: Add the KL divergence to the loss, with a coefficient that is controlled to reach ``target_kl``;
-            a mapping: arguments of :class:`driftproof.ppo.kl.KLPenalty`.
+            a mapping: arguments of :class:`driftproof.learner.kl.KLPenalty`.
         ent_coef_final: Decay ``ent_coef`` linearly to this; ``None``: constant.
         ent_coef_min: Lower bound, before and after a boost.
         ent_coef_start: When the decay starts: ``"immediately"`` or on a ``"plateau"`` of returns.

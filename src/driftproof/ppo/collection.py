@@ -15,8 +15,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from torch import Tensor
 
+from driftproof.learner.rollout import HostObservation, Rollout, check_observation, check_rewards, mark_failure
 from driftproof.nn.policies import Observation, PolicyState, RolloutStep
-from driftproof.ppo.rollout import HostObservation, Rollout, check_observation, check_rewards, mark_failure
 from driftproof.ppo.sb3_views import Deferred, RolloutView
 from driftproof.ppo.training import values_of
 

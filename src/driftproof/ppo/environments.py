@@ -30,7 +30,7 @@ from stable_baselines3.common.vec_env import (
     VecTransposeImage,
 )
 
-from driftproof.ppo.rollout import HostObservation
+from driftproof.learner.rollout import HostObservation
 from driftproof.ppo.vector_env import GymnasiumVecEnv
 from driftproof.state.schema import (
     Rule,

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
+from driftproof.learner.kl import KLPenalty
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
 from driftproof.optim.earlier_states import EARLIER_STATE, is_earlier_state
-from driftproof.ppo.kl import KLPenalty
 from driftproof.state import Stateful, printable
 
 EARLIER_STATES = ("vgs_state", "kl_penalty_state")

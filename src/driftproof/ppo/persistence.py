@@ -16,12 +16,12 @@ from stable_baselines3.common.type_aliases import GymEnv
 
 from driftproof._arguments import check_count
 from driftproof._trust import Trust
+from driftproof.learner.hyperparams import Hyperparameters
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
 from driftproof.ppo import manifest, migration
 from driftproof.ppo.components import load_state
 from driftproof.ppo.environments import renormalized
 from driftproof.ppo.generators import unchanged_generators
-from driftproof.ppo.hyperparams import Hyperparameters
 from driftproof.ppo.normalizer import Normalizer, unchanged_on_error
 from driftproof.ppo.progress import Edge
 from driftproof.ppo.settings import Setting, policy_arguments, without_unused_settings

@@ -12,8 +12,8 @@ import torch
 from stable_baselines3.common.utils import FloatSchedule
 from torch import Tensor
 
-from driftproof.ppo.hyperparams import Schedule
-from driftproof.ppo.rollout import Rollout
+from driftproof.learner.hyperparams import Schedule
+from driftproof.learner.rollout import Rollout
 from driftproof.ppo.training import Estimates, estimate
 
 if TYPE_CHECKING:

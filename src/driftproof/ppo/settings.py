@@ -15,13 +15,13 @@ from torch.optim import Optimizer
 
 from driftproof._arguments import ArgumentError, check_count, check_flag, check_number, check_option
 from driftproof._unused import without_unused
+from driftproof.learner.adversary import check_adversarial
+from driftproof.learner.entropy import EntropySchedule
+from driftproof.learner.hyperparams import Hyperparameter, Hyperparameters, Schedule, base_and_schedule
+from driftproof.learner.kl import KLPenalty, StopMode
 from driftproof.nn.heads import CLIP_MODES, QuantileHead
 from driftproof.nn.policies import DistributionalPolicy
 from driftproof.optim import UPGDW, AdaptiveUPGD, VarianceGradientScaler
-from driftproof.ppo.adversary import check_adversarial
-from driftproof.ppo.entropy import EntropySchedule
-from driftproof.ppo.hyperparams import Hyperparameter, Hyperparameters, Schedule, base_and_schedule
-from driftproof.ppo.kl import KLPenalty, StopMode
 from driftproof.ppo.optimizers import check_options, optimizer_class, unused_options
 from driftproof.ppo.sb3_views import Scheduled
 

@@ -9,11 +9,11 @@ import torch
 from stable_baselines3.common.utils import safe_mean
 from torch import Tensor
 
+from driftproof.learner.advantages import explained_variance, gae, normalize_advantages
+from driftproof.learner.metrics import critic_metrics, memory_metrics, quantile_metrics, step_metrics
+from driftproof.learner.rollout import Rollout
+from driftproof.learner.step import Coefficients
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD
-from driftproof.ppo.advantages import explained_variance, gae, normalize_advantages
-from driftproof.ppo.monitoring import critic_metrics, memory_metrics, quantile_metrics, step_metrics
-from driftproof.ppo.rollout import Rollout
-from driftproof.ppo.update import Coefficients
 
 if TYPE_CHECKING:
     from driftproof.ppo.algorithm import DistributionalPPO

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from driftproof.ppo.rollout import Minibatch
-from driftproof.ppo.update import Coefficients, OptimizerStep
+from driftproof.learner.rollout import Minibatch
+from driftproof.learner.step import Coefficients, OptimizerStep
 
 _WARMUPS = 3
 

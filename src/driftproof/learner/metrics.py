@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from driftproof.learner.return_scale import ReturnScale
 from driftproof.nn.heads import CategoricalHead, ValueHead
 from driftproof.nn.policies import PolicyState
-from driftproof.ppo.return_scale import ReturnScale
 
 _RATIO_BOUNDS = (0.01, 100.0)
 _VANISHED = 1e-8

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from driftproof.learner.adversary import Adversary
+from driftproof.learner.kl import KLStop, approximate_kl
+from driftproof.learner.losses import Number, mean, policy_loss, value_loss
+from driftproof.learner.rollout import Minibatch
 from driftproof.nn.heads import ClipMode
 from driftproof.nn.policies import DistributionalPolicy, Evaluation
 from driftproof.optim import VarianceGradientScaler
-from driftproof.ppo.adversary import Adversary
-from driftproof.ppo.kl import KLStop, approximate_kl
-from driftproof.ppo.losses import Number, mean, policy_loss, value_loss
-from driftproof.ppo.rollout import Minibatch
 
 
 class Coefficients(NamedTuple):

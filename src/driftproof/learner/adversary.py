@@ -7,10 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from driftproof.learner.hyperparams import Hyperparameter
+from driftproof.learner.losses import Number
+from driftproof.learner.rollout import Minibatch
 from driftproof.nn.policies import DistributionalPolicy, Evaluation
-from driftproof.ppo.hyperparams import Hyperparameter
-from driftproof.ppo.losses import Number
-from driftproof.ppo.rollout import Minibatch
 
 
 class Adversary(Protocol):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from driftproof._arguments import check_number
+from driftproof.learner.advantages import masked_moments
 from driftproof.nn.heads import Scale
-from driftproof.ppo.advantages import masked_moments
 from driftproof.state.schema import check, flag, scalar, table
 
 _LEAST_SPREAD = 1e-6

@@ -1,0 +1,1 @@
+"""How PPO learns from rollouts: advantages, losses, controllers and optimizer steps, without environments."""
