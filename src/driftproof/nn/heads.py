@@ -2,6 +2,9 @@
 
 The returns are those that critics learn from, λ-returns, and normalised; the return scale of :mod:`driftproof.ppo`
 decodes them. Predictions are tensors ``[..., outputs]`` whose meaning only the head knows, returns are ``[...]``.
+
+Leading axes are free, so that one head serves several members or critics ``[M, ...]`` at once: numbers such as a scale
+or a clip range are then floats, 0-dim, or ``[M]``, and weights ``[M, outputs, features]``.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from driftproof._arguments import check_count, check_number, check_option
+from driftproof._members import Number, per_member
 
 ClipMode: TypeAlias = Literal["mean_only", "mean_and_variance", "per_quantile"]
 CLIP_MODES: tuple[str, ...] = get_args(ClipMode)
@@ -22,10 +26,16 @@ _TINY = 1e-8
 
 
 class Scale(NamedTuple):
-    """Returns are ``mean + std * normalised``; floats or 0-dim tensors."""
+    """Returns are ``mean + std * normalised``; floats, 0-dim tensors, or one number per member ``[M]``."""
 
-    mean: float | Tensor
-    std: float | Tensor
+    mean: Number
+    std: Number
+
+
+def linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A dense layer for each member: inputs ``[M, ..., in]``, weights ``[M, out, in]`` and biases ``[M, out]``."""
+    rows = inputs.reshape(len(weight), -1, inputs.shape[-1])
+    return torch.baddbmm(bias.unsqueeze(1), rows, weight.mT).view(*inputs.shape[:-1], -1)
 
 
 class ValueHead(nn.Module, ABC):
@@ -43,9 +53,14 @@ class ValueHead(nn.Module, ABC):
         self.linear = nn.Linear(features, outputs)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Predictions ``[..., outputs]``, also under autocast in the precision of the weights."""
-        prediction: Tensor = self.linear(features)
-        return prediction.to(self.linear.weight.dtype)
+        """Predictions ``[..., outputs]``, also under autocast in the precision of the weights.
+
+        With weights per member ``[M, outputs, features]``, as ``torch.func.functional_call`` puts them in, features are
+        ``[M, ..., features]``.
+        """
+        weight, bias = self.linear.weight, self.linear.bias
+        prediction: Tensor = self.linear(features) if weight.dim() == 2 else linear(features, weight, bias)
+        return prediction.to(weight.dtype)
 
     @abstractmethod
     def mean(self, prediction: Tensor) -> Tensor:
@@ -60,7 +75,7 @@ class ValueHead(nn.Module, ABC):
         """Quantiles of the return ``[..., outputs]`` at the levels ``(i + 1/2) / outputs``, in order."""
 
     @abstractmethod
-    def cvar(self, prediction: Tensor, alpha: float) -> Tensor:
+    def cvar(self, prediction: Tensor, alpha: Number) -> Tensor:
         """The mean of the worst share ``alpha`` of returns; with ``alpha=1``, the mean."""
 
     @abstractmethod
@@ -73,14 +88,14 @@ class ValueHead(nn.Module, ABC):
         """
 
     @abstractmethod
-    def clip_to(self, prediction: Tensor, old: Tensor, mode: ClipMode, delta: float | Tensor) -> Tensor:
+    def clip_to(self, prediction: Tensor, old: Tensor, mode: ClipMode, delta: Number) -> Tensor:
         """The prediction, brought within ``delta`` of an old one.
 
         Args:
             prediction: ``[..., outputs]``.
             old: What the same head predicted before, ``[..., outputs]``.
             mode: What may differ by ``delta`` at most: the mean, mean and standard deviation, or every quantile.
-            delta: In units of normalised returns.
+            delta: In units of normalised returns; a number, or one per member.
         """
 
     @abstractmethod
@@ -138,12 +153,13 @@ class QuantileHead(ValueHead):
         # Quantiles learned apart may cross.
         return prediction.sort(-1).values
 
-    def cvar(self, prediction: Tensor, alpha: float) -> Tensor:
-        check_number("alpha", alpha, above=0, at_most=1)
+    def cvar(self, prediction: Tensor, alpha: Number) -> Tensor:
+        _check_share(alpha)
         # Each quantile stands for a share of the returns around its level; the last may count in part.
         share = 1 / self.levels.numel()
-        shares = (alpha + share / 2 - self.levels).clamp(0, share)
-        return (self.quantiles(prediction) * shares).sum(-1) / alpha
+        shares = (per_member(alpha, prediction) + share / 2 - self.levels).clamp(0, share)
+        worst = (self.quantiles(prediction) * shares).sum(-1)
+        return worst / per_member(alpha, worst)
 
     def loss(self, prediction: Tensor, target: Tensor) -> Tensor:
         target = self._as_column(target, prediction)
@@ -151,10 +167,10 @@ class QuantileHead(ValueHead):
         tilt = torch.where(prediction > target, 1 - self.levels, self.levels)
         return (tilt * huber).sum(-1) / (self.huber_kappa * self.levels.numel())
 
-    def clip_to(self, prediction: Tensor, old: Tensor, mode: ClipMode, delta: float | Tensor) -> Tensor:
+    def clip_to(self, prediction: Tensor, old: Tensor, mode: ClipMode, delta: Number) -> Tensor:
         check_option("mode", mode, CLIP_MODES)
         if mode == "per_quantile":
-            return torch.clamp(prediction, old - delta, old + delta)
+            return _clamp(prediction, old, delta)
         mean = self.mean(prediction)
         clipped_mean = _clamp(mean, self.mean(old), delta)
         if mode == "mean_only":
@@ -171,11 +187,13 @@ class QuantileHead(ValueHead):
     @torch.no_grad()
     def rescale(self, old: Scale, new: Scale) -> None:
         """As PopArt does (van Hasselt et al., 2016, arXiv 1602.07714): exact up to rounding."""
-        self.linear.weight.mul_(old.std / new.std)
-        self.linear.bias.mul_(old.std / new.std).add_((old.mean - new.mean) / new.std)
+        weight, bias = self.linear.weight, self.linear.bias
+        weight.mul_(per_member(old.std / new.std, weight))
+        bias.copy_(self.rescaled(bias, old, new))
 
     def rescaled(self, prediction: Tensor, old: Scale, new: Scale) -> Tensor:
-        return prediction * (old.std / new.std) + (old.mean - new.mean) / new.std
+        factor, shift = old.std / new.std, (old.mean - new.mean) / new.std
+        return prediction * per_member(factor, prediction) + per_member(shift, prediction)
 
 
 class CategoricalHead(ValueHead):
@@ -216,11 +234,13 @@ class CategoricalHead(ValueHead):
         reached = torch.searchsorted(cumulative, levels.expand_as(cumulative).contiguous())
         return self.support[reached.clamp_max(self.places.numel() - 1)]
 
-    def cvar(self, prediction: Tensor, alpha: float) -> Tensor:
-        check_number("alpha", alpha, above=0, at_most=1)
+    def cvar(self, prediction: Tensor, alpha: Number) -> Tensor:
+        _check_share(alpha)
         probabilities = prediction.softmax(-1)
         below = probabilities.cumsum(-1) - probabilities
-        return self._expect(self.support, torch.minimum((alpha - below).clamp_min(0), probabilities)) / alpha
+        shares = torch.minimum((per_member(alpha, below) - below).clamp_min(0), probabilities)
+        worst = self._expect(self.support, shares)
+        return worst / per_member(alpha, worst)
 
     def loss(self, prediction: Tensor, target: Tensor) -> Tensor:
         place = self._place(self._as_column(target, prediction))
@@ -228,7 +248,7 @@ class CategoricalHead(ValueHead):
         projected = (1 - (place - self.places).abs()).clamp_min(0)
         return -(projected * prediction.log_softmax(-1)).sum(-1)
 
-    def clip_to(self, prediction: Tensor, old: Tensor, mode: ClipMode, delta: float | Tensor) -> Tensor:
+    def clip_to(self, prediction: Tensor, old: Tensor, mode: ClipMode, delta: Number) -> Tensor:
         """The prediction, its atoms moved and shared among those of the support.
 
         What would move past an end of the support stays there: wide distributions near it may end up farther than
@@ -262,9 +282,10 @@ class CategoricalHead(ValueHead):
     def rescaled(self, prediction: Tensor, old: Scale, new: Scale) -> Tensor:
         return prediction
 
-    def saturated(self, target: Tensor) -> Tensor:
-        """The share of targets outside the support, 0-dim."""
-        return ((target < self.v_min) | (target > self.v_max)).float().mean()
+    def saturated(self, target: Tensor, members: bool = False) -> Tensor:
+        """The share of targets outside the support, 0-dim; with ``members``, of each member's ``[M]``."""
+        outside = ((target < self.v_min) | (target > self.v_max)).float()
+        return outside.flatten(1).mean(1) if members else outside.mean()
 
     def _moments(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation."""
@@ -296,5 +317,12 @@ def _root_mean_square(values: Tensor) -> Tensor:
     return values.square().mean(-1).clamp_min(_TINY**2).sqrt()
 
 
-def _clamp(value: Tensor, old: Tensor, delta: float | Tensor) -> Tensor:
+def _check_share(alpha: Number) -> None:
+    # Tensors are not read back from the device.
+    if not isinstance(alpha, Tensor):
+        check_number("alpha", alpha, above=0, at_most=1)
+
+
+def _clamp(value: Tensor, old: Tensor, delta: Number) -> Tensor:
+    delta = per_member(delta, value)
     return torch.clamp(value, old - delta, old + delta)
