@@ -18,7 +18,9 @@ from driftproof._text import printable
 VARIABLE = "DRIFTPROOF_TRUST"
 """Environment variable with names of trusted modules, separated by commas."""
 
-_BUILT_IN = frozenset({"driftproof.envs", "driftproof.optim", "torch.optim", "stable_baselines3.common.torch_layers"})
+_BUILT_IN = frozenset(
+    {"driftproof", "driftproof.envs", "driftproof.optim", "torch.optim", "stable_baselines3.common.torch_layers"}
+)
 """Modules of known content. Not their packages: importing ``driftproof.__main__`` would run a command."""
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SHOWN = 100

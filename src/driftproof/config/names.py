@@ -133,8 +133,6 @@ def make_env(section: EnvSection, trust: Trust, is_evaluation: bool = False) -> 
     module, _, name = section.id.rpartition(":")
     kwargs: dict[str, Any] = section.kwargs | (section.evaluation_kwargs if is_evaluation else {})
     _check_is_module(section.id)
-    if name.startswith("driftproof/"):
-        import driftproof.envs  # noqa: F401  which registers them
     if module:
         try:
             trust.imported(section.id, module, "env.id")

@@ -1,7 +1,5 @@
 """Worlds that change: drift for any Gymnasium environment, and markets."""
 
-from gymnasium.envs.registration import register, registry
-
 from driftproof.envs.changes import (
     ActionGain,
     ActionPermute,
@@ -60,12 +58,3 @@ __all__ = [
     "schedule",
     "write_csv",
 ]
-
-_IDS = {
-    "driftproof/RegimeMarket-v0": "driftproof.envs.regime_market:RegimeMarketEnv",
-    "driftproof/Market-v0": "driftproof.envs.market:MarketEnv",
-}
-for _id, _entry_point in _IDS.items():
-    if _id not in registry:
-        # Both see to the order of calls themselves, and Gymnasium's checker would take most of the time of a step.
-        register(_id, _entry_point, order_enforce=False, disable_env_checker=True)
