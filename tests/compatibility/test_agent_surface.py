@@ -220,6 +220,45 @@ def test_parameters_that_are_missing_stay_without_exact_match():
         model.set_parameters(given, exact_match=True)
 
 
+def test_set_env_takes_as_many_environments_and_load_any_number(tmp_path):
+    model = small(make_vec_env("CartPole-v1", n_envs=2)).learn(32)
+    env = model.get_env()
+    with pytest.raises(AssertionError, match=r"got 3 environments for an agent with 2.*load\(path, env\)"):
+        model.set_env(make_vec_env("CartPole-v1", n_envs=3))
+    assert model.get_env() is env
+    assert model.n_envs == 2
+    model.learn(32, reset_num_timesteps=False)
+    model.save(tmp_path / "agent.zip")
+    loaded = DistributionalPPO.load(tmp_path / "agent.zip", make_vec_env("CartPole-v1", n_envs=3))
+    assert loaded.learn(48, reset_num_timesteps=False).num_timesteps == 64 + 48
+
+
+@policies
+def test_a_loaded_agent_goes_on_in_an_environment_that_has_not_moved(policy, tmp_path):
+    model = small(policy=policy).learn(16)
+    env, steps = model.get_env(), model.get_env().envs[0].get_wrapper_attr("_elapsed_steps")
+    model.save(tmp_path / "agent.zip")
+    moved = DistributionalPPO.load(tmp_path / "agent.zip", env, force_reset=False)
+    assert np.array_equal(moved._last_obs, model._last_obs)
+    moved.learn(1, Once(), reset_num_timesteps=False)
+    assert env.envs[0].get_wrapper_attr("_elapsed_steps") in (steps + 1, 0)
+    assert all(torch.equal(a, b) for a, b in zip(Once.before.actor, model.state.actor, strict=True))
+    assert DistributionalPPO.load(tmp_path / "agent.zip", env)._last_obs is None
+    assert DistributionalPPO.load(tmp_path / "agent.zip", env, force_reset=True)._last_obs is None
+
+
+class Once(BaseCallback):
+    """Ends training at its first step, and keeps the memory before it."""
+
+    before = None
+
+    def _on_rollout_start(self):
+        Once.before = self.model.state
+
+    def _on_step(self):
+        return False
+
+
 class Mute(VecEnvWrapper):
     """Tells nothing beside observations, rewards and ends."""
 

@@ -467,18 +467,6 @@ def test_set_env_without_reset_keeps_observation_and_memory():
     assert model.get_env().get_attr("episode") == [6 + 1 + 3]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(("number", "force_reset"), [(1, True), (4, False)])
-def test_set_env_takes_another_number_of_environments(policy, number, force_reset):
-    model = small(clocks(2), policy).learn(32)
-    model.set_env(clocks(number), force_reset)
-    before = weights(model)
-    model.learn(16 * number, reset_num_timesteps=False)
-    assert model.num_timesteps == 32 + 16 * number
-    assert model.get_env().get_attr("steps") == [16] * number
-    assert not torch.equal(weights(model), before)
-
-
 def test_networks_can_be_built_before_there_is_an_environment():
     expected = weights(small(cart_poles()).learn(64))
     late = small(None, _init_setup_model=False)

@@ -23,7 +23,7 @@ from stable_baselines3.common.utils import check_for_correct_spaces
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch.optim import Optimizer
 
-from driftproof._arguments import check_count, check_number
+from driftproof._arguments import ArgumentError, check_count, check_number
 from driftproof._batches import STEPS_AND_BATCH, Batches, cut, truncation
 from driftproof._optimizer_names import optimizer_name
 from driftproof.learner.adversary import Adversary, AdversarySettings
@@ -468,10 +468,10 @@ class DistributionalPPO(Persistent):
         return wrapped
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        """Train in another environment from now on, or in another number of them.
+        """Train in another environment from now on.
 
         Args:
-            env: The environment, with the same spaces as before, if there was one.
+            env: The environment, with the same spaces as before, and as many of them, if there was one.
             force_reset: Begin with new episodes; ``False``: it is where the last one was.
         """
         env = self._wrap_env(gymnasium.make(env) if isinstance(env, str) else env, self.verbose)
@@ -481,10 +481,15 @@ class DistributionalPPO(Persistent):
             check_for_correct_spaces(env, self.observation_space, self.action_space)
         else:
             self.observation_space, self.action_space = env.observation_space, env.action_space
+        if self.env is not None and env.num_envs != self.n_envs:
+            raise ArgumentError(
+                f"set_env() got {env.num_envs} environments for an agent with {self.n_envs}: rollouts and minibatches "
+                "would have another size; save the agent and use load(path, env), which takes any number"
+            )
         if "normalizer" in self.__dict__:
             self.normalizer.attach(env)
             self.edge.reset_seed = None
-        # Episodes and memories belong to a number of environments, and so does the room for rollouts.
+        # Files may come from another number of environments: memories and the room for rollouts belong to it.
         force_reset = force_reset or getattr(self, "n_envs", None) != env.num_envs
         self.n_envs = env.num_envs
         super().set_env(env, force_reset)

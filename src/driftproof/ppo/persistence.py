@@ -232,7 +232,7 @@ class Persistent(BaseAlgorithm):
         device: torch.device | str = "auto",
         custom_objects: Mapping[str, Any] | None = None,
         print_system_info: bool = False,
-        force_reset: bool = False,
+        force_reset: bool | None = None,
         trusted: Iterable[str] | Trust = (),
         **kwargs: Any,
     ) -> Self:
@@ -246,7 +246,8 @@ class Persistent(BaseAlgorithm):
             custom_objects: Classes and functions that files only name, by the name of the setting or their own. What
                 differs from the file's settings replaces them.
             print_system_info: Print what the file was written with.
-            force_reset: Begin new episodes, even if the environments can go on where they were.
+            force_reset: Begin new episodes; ``None``: only if the environments cannot be put where they were;
+                ``False``: never, since ``env`` has not moved since the agent was saved.
             trusted: Modules of which the file may name classes: policies, features extractors, optimizers.
             kwargs: Settings that are to be others than those in the file. Those that cannot change may be given too,
                 as the file has them.
@@ -304,8 +305,7 @@ class Persistent(BaseAlgorithm):
                 load_state(agent.policy, parts, tree, exact_match=False)
         agent.__dict__["_unclaimed"] = {name: tree[name] for name in tree.keys() - agent.components().keys()}
         vars(agent).update(attributes)
-        if force_reset:
-            agent._last_obs = None
+        agent.edge.settle(force_reset, tree.get("rollout"))
         for name, value in kwargs.items():
             if value is not None and name in settable:
                 setattr(agent, name, value)

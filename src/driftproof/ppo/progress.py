@@ -225,14 +225,31 @@ class Edge:
             return
         if len(running["starts"]) != env.num_envs:
             return
-        memory = PolicyState(
-            *(tuple(t.to(agent.device) for t in running["memory"][who]) for who in PolicyState._fields)
-        )
         observation = self._restart(env, running)
-        if observation is None:
+        if observation is not None:
+            self._go_on(observation, running)
+
+    def settle(self, force_reset: bool | None, state_dict: Mapping[str, Any] | None) -> None:
+        """See to it, after a state was loaded, that episodes begin or go on as the caller wants it.
+
+        Args:
+            force_reset: Begin new episodes; ``False``: go on, since the environments have not moved since the state was
+                taken; ``None``: as the environments can.
+            state_dict: The state; ``None``: there was none.
+        """
+        agent, running = self._agent, None if state_dict is None else state_dict["running"]
+        if force_reset:
+            agent._last_obs = None
+        if force_reset is not False or agent._last_obs is not None or agent.env is None or running is None:
             return
+        if len(running["starts"]) == agent.env.num_envs:
+            self._go_on(running["observation"], running)
+
+    def _go_on(self, observation: Any, running: Mapping[str, Any]) -> None:
+        agent, memory = self._agent, running["memory"]
         agent._last_obs, agent._last_episode_starts = observation, np.array(running["starts"], dtype=bool)
-        agent.state, agent._forget = memory, False
+        agent.state = PolicyState(*(tuple(t.to(agent.device) for t in memory[who]) for who in PolicyState._fields))
+        agent._forget = False
 
     def restart(self, seed: int) -> None:
         """Begin new episodes that can begin again, elsewhere."""
