@@ -33,6 +33,11 @@ class StepGraph(nn.Module):
 
     def __init__(self, agent: DistributionalPPO) -> None:
         super().__init__()
+        if not agent.policy.predicts_distributions:
+            raise TypeError(
+                f"{type(agent.policy).__name__} derives from Stable-Baselines3's ActorCriticPolicy, whose networks are "
+                "not known here: export policies of driftproof"
+            )
         agent.policy.set_training_mode(False)
         self.policy = agent.policy
         space = agent.observation_space

@@ -90,11 +90,9 @@ class Rollout:
         self.observations = _map_space(policy.observation_space, lambda s: _room(s, shape, device))
         self.actions = torch.zeros(*shape, *distribution.action_shape, dtype=distribution.action_dtype, device=device)
         self.parameters = torch.zeros(*shape, distribution.size, device=device)
-        self.predictions = tuple(torch.zeros(*shape, head.linear.out_features, device=device) for head in policy.heads)
-        self.bootstraps = tuple(torch.zeros(*shape, head.linear.out_features, device=device) for head in policy.heads)
-        self.last_predictions = tuple(
-            torch.zeros(envs, head.linear.out_features, device=device) for head in policy.heads
-        )
+        self.predictions = tuple(torch.zeros(*shape, head.outputs, device=device) for head in policy.heads)
+        self.bootstraps = tuple(torch.zeros(*shape, head.outputs, device=device) for head in policy.heads)
+        self.last_predictions = tuple(torch.zeros(envs, head.outputs, device=device) for head in policy.heads)
         initial = policy.initial_state(envs)
         self.states = PolicyState(*(self._state_room(parts) for parts in initial))
         # What comes from the environments stays on their side until the rollout ends.

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from driftproof._arguments import check_count, check_number, check_option
+from driftproof._arguments import ArgumentError, check_count, check_number, check_option
 from driftproof._members import Number, per_member
 
 ClipMode: TypeAlias = Literal["mean_only", "mean_and_variance", "per_quantile"]
@@ -310,6 +310,44 @@ class CategoricalHead(ValueHead):
         given_up = probabilities * (place - lower)
         result = torch.zeros_like(probabilities)
         return result.scatter_add(-1, lower, probabilities - given_up).scatter_add(-1, lower + 1, given_up)
+
+
+class MeanHead(ValueHead):
+    """The mean return as one number in units of rewards, learned by squared error.
+
+    For policies with a value network of their own, whose output this only reads.
+    """
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.outputs = 1
+
+    def mean(self, prediction: Tensor) -> Tensor:
+        return prediction.squeeze(-1)
+
+    def std(self, prediction: Tensor) -> Tensor:
+        return torch.zeros_like(self.mean(prediction))
+
+    def quantiles(self, prediction: Tensor) -> Tensor:
+        return prediction
+
+    def cvar(self, prediction: Tensor, alpha: Number) -> Tensor:
+        raise ArgumentError("cvar_alpha needs a policy that predicts distributions, such as MlpPolicy")
+
+    def loss(self, prediction: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(prediction, self._as_column(target, prediction), reduction="none").squeeze(-1)
+
+    def clip_to(self, prediction: Tensor, old: Tensor, mode: ClipMode, delta: Number) -> Tensor:
+        return _clamp(prediction, old, delta)
+
+    def difference(self, prediction: Tensor, other: Tensor) -> Tensor:
+        return (other - prediction).square().squeeze(-1)
+
+    def rescale(self, old: Scale, new: Scale) -> None:
+        """Nothing: predictions are in units of rewards always."""
+
+    def rescaled(self, prediction: Tensor, old: Scale, new: Scale) -> Tensor:
+        return prediction
 
 
 def _root_mean_square(values: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,8 @@ class PolicyInterface(BasePolicy):
     observation is the first of an episode.
     """
 
+    predicts_distributions: ClassVar[bool] = True
+    """Whether critics predict distributions of normalised returns, rather than a mean in units of rewards."""
     distribution: ActionDistribution
     features_extractor: BaseFeaturesExtractor
     critic_features_extractor: BaseFeaturesExtractor | None

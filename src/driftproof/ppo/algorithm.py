@@ -31,9 +31,10 @@ from driftproof.learner.entropy import DecayStart, EntropySchedule
 from driftproof.learner.graph import GraphedStep
 from driftproof.learner.hyperparams import Schedule
 from driftproof.learner.kl import KLPenalty, KLStop, StopMode
-from driftproof.learner.return_scale import ReturnScale
+from driftproof.learner.return_scale import ReturnScale, UnitScale
 from driftproof.learner.rollout import Rollout, failure_of_environment
 from driftproof.learner.step import OptimizerStep
+from driftproof.nn.actor_critic import as_policy
 from driftproof.nn.heads import ClipMode
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy, PolicyState
 from driftproof.optim import VarianceGradientScaler
@@ -110,7 +111,8 @@ class DistributionalPPO(Persistent):
 
     Args:
         policy: ``"MlpLstmPolicy"``, ``"MlpGruPolicy"``, ``"MlpPolicy"`` without memory, their ``Cnn...`` and
-            ``MultiInput...`` forms, or a class.
+            ``MultiInput...`` forms, or a class; one that derives from Stable-Baselines3's ``ActorCriticPolicy`` has its
+            own networks, and a critic that predicts one number (:mod:`driftproof.nn.actor_critic`).
         env: A Gymnasium environment or its id, a VecEnv, or a vector environment of Gymnasium or EnvPool.
         learning_rate: 3e-4 if not given; a function of the remaining progress makes a schedule.
         n_steps: Steps of every environment between updates. ``None``: 128 with a recurrent policy, as RecurrentPPO has
@@ -264,7 +266,7 @@ class DistributionalPPO(Persistent):
         )
         self.kl_penalty_kwargs = kl_penalty_settings(kl_penalty)
         super().__init__(
-            policy,
+            as_policy(policy),
             env,
             resolve_learning_rate(learning_rate, self.optimizer_kwargs),
             policy_kwargs=policy_kwargs,
@@ -354,7 +356,8 @@ class DistributionalPPO(Persistent):
             self.vgs = VarianceGradientScaler(self.policy.named_parameters(), **self.vgs_kwargs)
             if self.vgs.apply_to == "update":
                 self.vgs.attach(self.policy.optimizer)
-        self.return_scale = self.policy.value_scale = ReturnScale(self.return_scale_decay, self.device)
+        scale = ReturnScale if self.policy.predicts_distributions else UnitScale
+        self.return_scale = self.policy.value_scale = scale(self.return_scale_decay, self.device)
         self.entropy = EntropySchedule(**self.entropy_kwargs)
         target = self._initial["target_kl"]
         self.kl_stop = KLStop(
@@ -683,7 +686,8 @@ class DistributionalPPO(Persistent):
                     )
                 result[name] = getattr(self, attribute)
         named = self.policy_aliases.get(self.policy_class.__name__) is self.policy_class
-        result["policy"] = self.policy_class.__name__ if named else self.policy_class
+        written = getattr(self.policy_class, "written", self.policy_class)
+        result["policy"] = self.policy_class.__name__ if named else written
         result["kl_penalty"] = False if self.kl_penalty_kwargs is None else self.kl_penalty_kwargs or True
         result["optimizer_kwargs"] = {key: value for key, value in self.optimizer_kwargs.items() if key != "lr"}
         return result

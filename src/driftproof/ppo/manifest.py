@@ -13,6 +13,7 @@ import numpy as np
 import stable_baselines3.common.torch_layers as layers
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
@@ -20,7 +21,7 @@ from driftproof import optim
 from driftproof._trust import Trust, UntrustedError, WrongKindError, of_kind
 from driftproof.nn.files import KNOWN_CLASSES, subclasses
 from driftproof.nn.files import class_name as _name
-from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
+from driftproof.nn.policies import NAMED_POLICIES
 from driftproof.nn.spaces import decode_space, encode_space
 from driftproof.ppo.schedules import Cosine, Linear
 from driftproof.state import CheckpointError, printable
@@ -39,7 +40,7 @@ _CLASSES: dict[str, type[Any]] = {
 """Classes that a file may name."""
 
 _KINDS: dict[str, type[Any]] = {
-    "policy": DistributionalPolicy,
+    "policy": BasePolicy,
     "optimizer_class": torch.optim.Optimizer,
     "policy_kwargs.activation_fn": torch.nn.Module,
     "policy_kwargs.features_extractor_class": layers.BaseFeaturesExtractor,

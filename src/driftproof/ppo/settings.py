@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
+from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -19,6 +20,7 @@ from driftproof.learner.adversary import check_adversarial
 from driftproof.learner.entropy import EntropySchedule
 from driftproof.learner.hyperparams import Hyperparameter, Hyperparameters, Schedule, base_and_schedule
 from driftproof.learner.kl import KLPenalty, StopMode
+from driftproof.nn.actor_critic import AdaptedPolicy
 from driftproof.nn.heads import CLIP_MODES, QuantileHead
 from driftproof.nn.policies import DistributionalPolicy
 from driftproof.optim import UPGDW, AdaptiveUPGD, VarianceGradientScaler
@@ -259,8 +261,25 @@ def _check_combinations(agent: DistributionalPPO) -> None:
         raise ValueError("vgs_kwargs has enabled=False, and then nothing else in it has an effect")
     if agent.adversarial is not None and agent.cuda_graph:
         raise ValueError("cuda_graph=True does not capture attacks: leave out cuda_graph, or adversarial")
+    _check_adapted(agent)
     _check_exploration(agent)
     check_device(agent)
+
+
+def _check_adapted(agent: DistributionalPPO) -> None:
+    """Refuse what a policy that was written for Stable-Baselines3 does not do."""
+    if getattr(agent.policy_class, "predicts_distributions", True):
+        return
+    for name, value in {
+        "use_sde": agent.use_sde,
+        "cuda_graph": agent.cuda_graph,
+        "cvar_alpha": agent._initial["cvar_alpha"],
+    }.items():
+        if value:
+            raise ArgumentError(
+                f"{name}={value!r} is for policies of driftproof; {agent.policy_class.__name__} derives from "
+                "ActorCriticPolicy: derive it from driftproof.nn.policies.MlpPolicy"
+            )
 
 
 def _check_exploration(agent: DistributionalPPO) -> None:
@@ -302,10 +321,14 @@ def check_device(agent: DistributionalPPO) -> None:
 
 def check_policy(policy: Any, kwargs: Mapping[str, Any]) -> None:
     """Refuse classes that are no policies, and unknown arguments."""
-    if not isinstance(policy, type) or not issubclass(policy, DistributionalPolicy):
+    if not isinstance(policy, type) or not issubclass(policy, DistributionalPolicy | AdaptedPolicy):
         raise TypeError(f"policy must be a name or a subclass of DistributionalPolicy, not {policy!r}")
     if "use_sde" in kwargs:
         raise TypeError("policy_kwargs has 'use_sde', which is an argument of the agent: give it there")
+    if issubclass(policy, AdaptedPolicy):
+        taken = ("observation_space", "action_space", "lr_schedule", "optimizer_class", "optimizer_kwargs")
+        check_keywords("policy_kwargs", kwargs, [policy.written, ActorCriticPolicy], taken=taken)
+        return
     check_keywords("policy_kwargs", kwargs, [policy, DistributionalPolicy], taken=("observation_space", "action_space"))
     head = kwargs.get("value_head", "quantile")
     for name, needed in _HEAD_ARGUMENTS.items():

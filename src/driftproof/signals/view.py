@@ -46,6 +46,11 @@ class MarketView:
     """
 
     def __init__(self, agent: DistributionalPPO, features: FeatureConfig | Mapping[str, Any] | None = None) -> None:
+        if not agent.policy.predicts_distributions:
+            raise TypeError(
+                f"{type(agent.policy).__name__} derives from Stable-Baselines3's ActorCriticPolicy and predicts no "
+                "quantiles: signals need a policy of driftproof"
+            )
         self.features = feature_config(_learned_with(agent) if features is None else features)
         shape, width = agent.observation_space.shape, len(self.features.names)
         if shape not in ((width,), (width + 1,)):
