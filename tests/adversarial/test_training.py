@@ -272,7 +272,7 @@ class TestRobustTerm:
                 parameters.append(torch.stack(steps))
             kl = model.policy.distribution.kl(*parameters)
             torch.testing.assert_close(objective(seen), kl, atol=1e-6, rtol=1e-4)
-        torch.testing.assert_close(told[-1][2], kl.mean(), atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(told[-1]["robust_kl"], kl.mean(), atol=1e-6, rtol=1e-4)
 
     @pytest.mark.parametrize(
         "action_space",
@@ -414,7 +414,7 @@ class TestClean:
             kl = self.policy.distribution.kl(
                 clean.parameters, self.policy.evaluate_actor(seen, batch.state, batch.attacked_segments)
             )
-            told.append((numbers[2].item(), kl[batch.valid == 1].mean().item(), kl.mean().item()))
+            told.append((numbers["robust_kl"].item(), kl[batch.valid == 1].mean().item(), kl.mean().item()))
             masks.append(batch.valid)
             return term, numbers
 

@@ -171,7 +171,7 @@ class StepSpy:
             if before is not None:
                 batch = before(this, batch, coefficients) or batch
             numbers = take_step(this, batch, coefficients)
-            self.facts.append(dict(zip(this.names, numbers.tolist(), strict=True)))
+            self.facts.append(dict(zip(numbers.names, numbers.values.tolist(), strict=True)))
             if after is not None:
                 after(this, batch, coefficients)
             return numbers

@@ -647,8 +647,8 @@ class TestNotFinite:
         seen = []
         finish = model._step._finish
 
-        def spoiled(loss, facts, go_on, c):
-            return finish(loss * (math.nan if len(seen) == 1 else 1.0), facts, go_on, c)
+        def spoiled(loss, go_on, c):
+            return finish(loss * (math.nan if len(seen) == 1 else 1.0), go_on, c)
 
         step = model._step
 

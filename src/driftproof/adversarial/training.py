@@ -118,8 +118,6 @@ class SmoothnessAdversary(Adversary):
         seed: Of the attack's random numbers.
     """
 
-    names = ("epsilon", "share", "robust_kl", "value_smoothing", "perturbation_norm")
-
     def __init__(self, config: SAPPOConfig, policy: DistributionalPolicy, seed: int | None) -> None:
         self.config, self.policy = config, policy
         self.attack = StatePerturbation(
@@ -160,12 +158,14 @@ class SmoothnessAdversary(Adversary):
             return 0
         return max(1, round(self.config.adversarial_ratio * sequences))
 
-    def loss(self, batch: Minibatch, clean: Evaluation, vf_coef: Number) -> tuple[Tensor, list[Tensor]]:
+    def loss(self, batch: Minibatch, clean: Evaluation, vf_coef: Number) -> tuple[Tensor, dict[str, Tensor]]:
         sequences = batch.log_probs.shape[1]
         count = self.share(sequences)
         zero = torch.zeros_like(self.epsilon)
+        metrics = {"epsilon": self.epsilon.clone(), "share": torch.full_like(zero, count / sequences)}
+        metrics |= dict.fromkeys(("robust_kl", "value_smoothing", "perturbation_norm"), zero)
         if count == 0:
-            return zero, [self.epsilon.clone(), zero, zero, zero, zero]
+            return zero, metrics
         part = _first(batch, count)
         robust_kl = value_smoothing = zero
         norms = []
@@ -177,8 +177,8 @@ class SmoothnessAdversary(Adversary):
                 value_smoothing, norm = self._value_term(part, tuple(p[:, :count] for p in clean.predictions))
                 norms.append(norm)
         loss = self.coefficient * (robust_kl + vf_coef * value_smoothing)
-        share = torch.full_like(self.epsilon, count / sequences)
-        return loss, [self.epsilon.clone(), share, robust_kl, value_smoothing, torch.stack(norms).mean()]
+        terms = {"robust_kl": robust_kl, "value_smoothing": value_smoothing}
+        return loss, {**metrics, **terms, "perturbation_norm": torch.stack(norms).mean()}
 
     def state_dict(self) -> dict[str, Any]:
         """How many updates have begun, and the attack's counters and generator."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -14,13 +14,7 @@ from driftproof.nn.policies import DistributionalPolicy, Evaluation
 
 
 class Adversary(Protocol):
-    """Attacks part of every minibatch, and says what to add to the loss. A component of the agent's state.
-
-    Attributes:
-        names: Of the numbers that :meth:`loss` tells, logged as ``adversarial/...``, averaged over the update.
-    """
-
-    names: Sequence[str]
+    """Attacks part of every minibatch, and says what to add to the loss. A component of the agent's state."""
 
     def hyperparameters(self) -> Mapping[str, Hyperparameter]:
         """Numbers that may change while training, by names that the agent puts ``adversary.`` before."""
@@ -31,8 +25,10 @@ class Adversary(Protocol):
     def share(self, sequences: int) -> int:
         """How many of a minibatch's sequences are attacked, the first ones; they come in random order."""
 
-    def loss(self, batch: Minibatch, clean: Evaluation, vf_coef: Number) -> tuple[Tensor, list[Tensor]]:
-        """What to add to the loss of a minibatch, and numbers in the order of :attr:`names`, without waiting.
+    def loss(self, batch: Minibatch, clean: Evaluation, vf_coef: Number) -> tuple[Tensor, dict[str, Tensor]]:
+        """What to add to the loss of a minibatch, and 0-dim numbers by name, without waiting for the device.
+
+        The names are the same for every minibatch; their means over the update are logged as ``adversarial/...``.
 
         Args:
             batch: Its observations are clean; ``attacked_segments`` is the plan for its first sequences.

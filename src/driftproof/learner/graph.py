@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from driftproof.learner.metrics import StepMetrics
 from driftproof.learner.rollout import Minibatch
 from driftproof.learner.step import Coefficients, OptimizerStep
 
@@ -31,9 +32,9 @@ class GraphedStep:
         self._captured: object = None
         self._batch: Minibatch | None = None
         self._coefficients: Coefficients | None = None
-        self._facts = torch.empty(0)
+        self._metrics: StepMetrics | None = None
 
-    def __call__(self, batch: Minibatch, c: Coefficients) -> Tensor:
+    def __call__(self, batch: Minibatch, c: Coefficients) -> StepMetrics:
         """Take the step, as :meth:`OptimizerStep.__call__` does."""
         if not self.step.is_ready:
             return self.step(batch, c)
@@ -45,8 +46,9 @@ class GraphedStep:
             ours.copy_(theirs)
         self._fill(c)
         assert self._graph is not None
+        assert self._metrics is not None
         self._graph.replay()
-        return self._facts.clone()
+        return self._metrics.clone()
 
     def forget(self) -> None:
         """Capture again before the next step, because tensors that it works on were replaced."""
@@ -80,7 +82,7 @@ class GraphedStep:
         self.step.optimizer.zero_grad(set_to_none=True)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._facts = self.step(self._batch, self._coefficients)
+            self._metrics = self.step(self._batch, self._coefficients)
         for flag, old in zip(flags, before, strict=True):
             flag.copy_(old)
 

@@ -1,8 +1,9 @@
-"""What is logged of an update, as 0-dim tensors."""
+"""Named numbers of optimizer steps, and what is logged of an update, as 0-dim tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,12 +16,45 @@ _RATIO_BOUNDS = (0.01, 100.0)
 _VANISHED = 1e-8
 
 
-def step_metrics(names: Sequence[str], steps: Tensor) -> dict[str, Tensor]:
-    """Means over the optimizer steps of an update ``[steps, names]``.
+@dataclass(frozen=True)
+class StepMetrics:
+    """Numbers of one optimizer step, or of several, by name: ``steps["loss"]``.
+
+    They share one tensor, so that a captured step copies them, and the host fetches them, at once.
+
+    Attributes:
+        names: ``finite`` and ``go_on`` among them: 0 where a loss or gradient was not finite, and once the update was
+            stopped early. A step was taken if both are 1.
+        values: ``[names]`` of one step, ``[steps, names]`` of several.
+    """
+
+    names: tuple[str, ...]
+    values: Tensor
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, Tensor]) -> StepMetrics:
+        """From 0-dim tensors by name."""
+        return cls(tuple(numbers), torch.stack(list(numbers.values()), -1))
+
+    @classmethod
+    def stack(cls, steps: Sequence[StepMetrics]) -> StepMetrics:
+        """Several steps, one after the other."""
+        return replace(steps[0], values=torch.stack([step.values for step in steps]))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.values[..., self.names.index(name)]
+
+    def clone(self) -> StepMetrics:
+        """A copy that later steps do not change."""
+        return replace(self, values=self.values.clone())
+
+
+def step_metrics(steps: StepMetrics) -> dict[str, Tensor]:
+    """Means over the optimizer steps of an update.
 
     Minibatches with numbers that are not finite count as skipped, those after a stop not at all.
     """
-    column = {name: steps[:, i] for i, name in enumerate(names)}
+    column = {name: steps[name] for name in steps.names}
     finite, go_on = column["finite"], column["go_on"]
     # The minibatch that calls for the stop was still looked at.
     reached = torch.cat((torch.ones_like(go_on[:1]), go_on[:-1]))
@@ -40,7 +74,7 @@ def step_metrics(names: Sequence[str], steps: Tensor) -> dict[str, Tensor]:
         "kl/exact": torch.where(counts.sum() > 0, mean["kl"].clamp_min(0), torch.nan),
         "kl/stopped": 1 - go_on[-1],
     }
-    critics = sum(name.startswith("critic_loss_") for name in names)
+    critics = sum(name.startswith("critic_loss_") for name in column)
     for i in range(1, critics + 1):
         metrics[f"critic/loss_{i}"] = mean[f"critic_loss_{i}"]
         metrics[f"critic/grad_norm_{i}"] = mean[f"critic_norm_{i}"]

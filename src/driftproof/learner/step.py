@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from driftproof.learner.adversary import Adversary
 from driftproof.learner.kl import KLStop, approximate_kl
 from driftproof.learner.losses import Number, mean, policy_loss, value_loss
+from driftproof.learner.metrics import StepMetrics
 from driftproof.learner.rollout import Minibatch
 from driftproof.nn.heads import ClipMode
 from driftproof.nn.policies import DistributionalPolicy, Evaluation
@@ -39,7 +40,7 @@ class OptimizerStep:
 
     Args:
         policy: The networks.
-        optimizer: Theirs.
+        optimizer: Optimizer of the policy's parameters.
         vgs: Scales gradients, or steps.
         stop: Watches the KL divergence.
         clip_mode: How predictions of returns are clipped.
@@ -65,12 +66,6 @@ class OptimizerStep:
         self.clip_mode, self.kl_penalty, self.autocast = clip_mode, kl_penalty, autocast
         self.adversary = adversary
         self.undo = undo or policy.device.type != "cpu"
-        self.names = ["loss", "policy_loss", "entropy", "approx_kl", "kl", "clip_fraction", "scaled_norm"]
-        critics = range(1, len(policy.critics) + 1)
-        self.names += [f"critic_loss_{i}" for i in critics]
-        self.names += [] if adversary is None else [f"adversarial/{name}" for name in adversary.names]
-        self.names += [f"critic_norm_{i}" for i in critics]
-        self.names += ["grad_norm", "finite", "go_on"]
         # What batch normalisation and the like change in the forward pass already.
         normalisers = (m for m in policy.modules() if isinstance(m, nn.modules.batchnorm._NormBase))
         self._statistics = [buffer for module in normalisers for buffer in module.buffers(recurse=False)]
@@ -83,21 +78,21 @@ class OptimizerStep:
         """Whether the optimizer has all the state that it needs."""
         return self._has_stepped or bool(self.optimizer.state)
 
-    def __call__(self, batch: Minibatch, c: Coefficients) -> Tensor:
-        """Take the step; the numbers of :attr:`names` as a tensor."""
+    def __call__(self, batch: Minibatch, c: Coefficients) -> StepMetrics:
+        """Take the step, unless the loss or a gradient is not finite or the update was stopped; what it measured."""
         statistics = [(tensor, tensor.clone()) for tensor in self._statistics]
-        loss, facts = self.losses(batch, c)
-        go_on = self.stop.observe(facts[3])
+        loss, metrics = self.losses(batch, c)
+        go_on = self.stop.observe(metrics["approx_kl"])
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        told = self._finish(loss.detach(), facts, go_on, c)
-        taken = (told[-2:] > 0).all()
+        metrics |= self._finish(loss.detach(), go_on, c)
         for tensor, before in statistics:
+            taken = (metrics["finite"] * metrics["go_on"]) > 0
             tensor.copy_(torch.where(taken, tensor, before))
-        return told
+        return StepMetrics.of(metrics)
 
-    def losses(self, batch: Minibatch, c: Coefficients) -> tuple[Tensor, list[Tensor]]:
-        """The loss, and numbers in the order of :attr:`names`."""
+    def losses(self, batch: Minibatch, c: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and numbers about it by name, without a gradient."""
         with self.autocast():
             parameters, predictions = self.policy.evaluate(batch.observations, batch.state, batch.segments, batch.keep)
         parameters, predictions = parameters.float(), tuple(p.float() for p in predictions)
@@ -119,26 +114,39 @@ class OptimizerStep:
         if self.kl_penalty:
             kl = mean(distribution.kl(batch.parameters, parameters), valid)
             loss = loss + c.kl_coef * kl
-        told: list[Tensor] = []
+        metrics = {
+            "policy_loss": policy_term,
+            "entropy": entropy,
+            "approx_kl": approx_kl,
+            "kl": kl,
+            "clip_fraction": mean(clipped, valid),
+        }
+        metrics |= {f"critic_loss_{i}": term for i, term in enumerate(critic_terms, 1)}
         if self.adversary is not None:
             with self.autocast():
                 robust_term, told = self.adversary.loss(batch, Evaluation(parameters, predictions), c.vf_coef)
             loss = loss + robust_term
-        facts = [loss, policy_term, entropy, approx_kl, kl, mean(clipped, valid), *critic_terms, *told]
-        return loss, [fact.detach() for fact in facts]
+            metrics |= {f"adversarial/{name}": number for name, number in told.items()}
+        metrics["loss"] = loss
+        return loss, {name: number.detach() for name, number in metrics.items()}
 
     @torch.no_grad()
-    def _finish(self, loss: Tensor, facts: list[Tensor], go_on: Tensor, c: Coefficients) -> Tensor:
-        norms = self._gradient_norms()
-        grad_norm = norms[-1]
+    def _finish(self, loss: Tensor, go_on: Tensor, c: Coefficients) -> dict[str, Tensor]:
+        """Take the step where it is to be taken; norms of gradients, and whether it was."""
+        *critic_norms, grad_norm = self._gradient_norms().unbind()
         finite = torch.isfinite(loss) & torch.isfinite(grad_norm)
         proceed = finite & (go_on > 0)
         if self.undo:
             scaled = self._take_or_undo(proceed, grad_norm, c)
         else:
             scaled = self._take(grad_norm, c) if bool(proceed) else grad_norm
-        rest = [finite.to(loss.dtype), go_on.to(loss.dtype)]
-        return torch.stack([*facts[:6], scaled, *facts[6:], *norms.unbind(), *rest])
+        return {
+            "grad_norm": grad_norm,
+            "scaled_norm": scaled,
+            **{f"critic_norm_{i}": norm for i, norm in enumerate(critic_norms, 1)},
+            "finite": finite.to(loss.dtype),
+            "go_on": go_on.to(loss.dtype),
+        }
 
     def _take(self, grad_norm: Tensor, c: Coefficients) -> Tensor:
         """Scale, clip, step; the norm after scaling."""

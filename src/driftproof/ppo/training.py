@@ -10,7 +10,7 @@ from stable_baselines3.common.utils import safe_mean
 from torch import Tensor
 
 from driftproof.learner.advantages import explained_variance, gae, normalize_advantages
-from driftproof.learner.metrics import critic_metrics, memory_metrics, quantile_metrics, step_metrics
+from driftproof.learner.metrics import StepMetrics, critic_metrics, memory_metrics, quantile_metrics, step_metrics
 from driftproof.learner.rollout import Rollout
 from driftproof.learner.step import Coefficients
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD
@@ -60,7 +60,7 @@ def update(agent: DistributionalPPO, rollout: Rollout) -> None:
         for head in agent.policy.heads:
             head.rescale(old, new)
 
-    metrics = step_metrics(agent._step.names, steps)
+    metrics = step_metrics(steps)
     if agent.kl_penalty is not None:
         agent.kl_penalty.update(metrics["kl/exact"])
         metrics["kl/penalty_coef"] = agent.kl_penalty.coefficient
@@ -74,7 +74,7 @@ def update(agent: DistributionalPPO, rollout: Rollout) -> None:
     if isinstance(agent.policy.optimizer, UPGD | AdaptiveUPGD | UPGDW) and agent.policy.optimizer.state:
         metrics |= agent.policy.optimizer.metrics()
         # Compares with the gradient, which is that of a step that was not taken if the last one was not.
-        taken = (steps[-1, -2:] > 0).all()
+        taken = (steps["finite"][-1] > 0) & (steps["go_on"][-1] > 0)
         metrics["upgd/noise_to_direction"] = torch.where(taken, metrics["upgd/noise_to_direction"], torch.nan)
     if hasattr(agent.policy, "log_std"):
         metrics["train/std"] = agent.policy.log_std.detach().exp().mean()
@@ -138,8 +138,10 @@ def estimate(agent: DistributionalPPO, rollout: Rollout, valid: Tensor) -> Estim
     return expected._replace(advantages=cautious.advantages)
 
 
-def optimize(agent: DistributionalPPO, rollout: Rollout, advantages: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
-    """All epochs; what :class:`OptimizerStep` tells of every minibatch ``[steps, names]``."""
+def optimize(
+    agent: DistributionalPPO, rollout: Rollout, advantages: Tensor, targets: Tensor, valid: Tensor
+) -> StepMetrics:
+    """All epochs; what :class:`OptimizerStep` measured in every minibatch."""
     if agent.normalize_advantage:
         advantages = normalize_advantages(advantages, valid)
     cut = agent.batches
@@ -160,23 +162,24 @@ def optimize(agent: DistributionalPPO, rollout: Rollout, advantages: Tensor, tar
         attacked=None if agent.adversary is None else agent.adversary.share,
     )
     coefficients = _coefficients(agent)
-    facts = []
+    steps = []
     for batch in batches:
-        facts.append(agent._take_step(batch, coefficients))
-        if not agent._step.undo and facts[-1][-1] == 0:
+        steps.append(agent._take_step(batch, coefficients))
+        if not agent._step.undo and steps[-1]["go_on"] == 0:
             break  # The host knows already that nothing more will be done.
-    return torch.stack(facts)
+    return StepMetrics.stack(steps)
 
 
-def log(agent: DistributionalPPO, metrics: dict[str, Tensor], steps: Tensor) -> None:
+def log(agent: DistributionalPPO, metrics: dict[str, Tensor], steps: StepMetrics) -> None:
     """Fetch all numbers from the device, at once, and log them.
 
     Raises:
         TrainingError: Too many minibatches in a row were skipped.
     """
-    flags = steps[:, -2:].float().flatten()
+    flags = torch.cat((steps["finite"], steps["go_on"])).float()
     flat = torch.cat([torch.stack([m.float() for m in metrics.values()]), flags]).tolist()
     numbers, flags_of_steps = dict(zip(metrics, flat, strict=False)), flat[len(metrics) :]
+    finite, go_on = flags_of_steps[: len(flags) // 2], flags_of_steps[len(flags) // 2 :]
     agent.entropy.explained_variance = numbers["train/explained_variance"]
     for name, value in numbers.items():
         agent.logger.record(name, value)
@@ -184,7 +187,7 @@ def log(agent: DistributionalPPO, metrics: dict[str, Tensor], steps: Tensor) -> 
         if name in agent.hyperparams:
             agent.logger.record(f"train/{name}", agent.hyperparams.current(name))
     agent.logger.record("train/n_updates", agent._n_updates, exclude="tensorboard")
-    _check_skipped(agent, flags_of_steps[0::2], flags_of_steps[1::2])
+    _check_skipped(agent, finite, go_on)
 
 
 def _check_skipped(agent: DistributionalPPO, finite: list[float], go_on: list[float]) -> None:
