@@ -1,12 +1,18 @@
 """Training speed on CartPole: this library, sb3-contrib's RecurrentPPO and SB3's PPO, taking turns.
 
-    python benchmarks/throughput.py                # 1 and 2 torch threads, about 10 minutes
-    python benchmarks/throughput.py --quick        # 2 minutes
-    python benchmarks/throughput.py --threads 1 --rounds 3 --candidates "driftproof, same network" RecurrentPPO
+    python benchmarks/throughput.py                # with memory on 1 and 2 torch threads, without on 1: 20 minutes
+    python benchmarks/throughput.py --quick        # 3 minutes
+    python benchmarks/throughput.py --parts recurrent --threads 1 --rounds 3 \\
+        --candidates "driftproof, same network" RecurrentPPO
+    python benchmarks/throughput.py --parts feed-forward --rounds 20
 
-Everyone has 8 environments of 128 steps, minibatches of 256, 4 epochs, and the same environments. "Same network" has
-RecurrentPPO's: two LSTMs of 256 and two networks of 64 and 64 behind them, one critic, Adam, no gradient scaling.
-Each turn is `--updates` rollouts and updates; ratios are of turns next to each other.
+With memory, everyone has 8 environments of 128 steps, minibatches of 256, 4 epochs, and the same environments. "Same
+network" has RecurrentPPO's: two LSTMs of 256 and two networks of 64 and 64 behind them, one critic, Adam, no gradient
+scaling. Without memory, the peer is SB3's PPO with the same network, 1024 samples a rollout and 10 epochs, which are
+the defaults of both. "Equal work" is one critic, one quantile, Adam, no gradient scaling; "defaults" are twin quantile
+critics, AdaptiveUPGD and variance gradient scaling. Each turn is `--updates` rollouts and updates, without memory one;
+ratios are of turns next to each other: median, 10th and 90th percentile. Ratios of CPU time are less sensitive to what
+else the machine does.
 """
 
 from __future__ import annotations
@@ -18,53 +24,81 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from common import console, show_table, write_result
 
-SETTINGS: dict[str, Any] = {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "seed": 0, "device": "cpu"}
 PLAIN: dict[str, Any] = {"optimizer_class": "adam", "variance_gradient_scaling": False}
 SAME: dict[str, Any] = {"lstm_hidden_size": 256, "twin_critics": False}
-BASELINE = "RecurrentPPO"
-ENVS = 8
+EQUAL: dict[str, Any] = {"twin_critics": False, "num_quantiles": 1}
+RECURRENT_BASELINE = "RecurrentPPO"
+BASELINE = "SB3 PPO"
+FEED_FORWARD = [
+    *((1, 32, (256, 256, 256)), (1, 64, (64, 64)), (1, 256, (64, 64))),
+    *((8, 32, (64, 64)), (8, 64, (64, 64)), (8, 256, (64, 64))),
+]
+"""Environments, batch size and hidden layers of each comparison without memory."""
 
 
-def driftproof(policy: str = "MlpLstmPolicy", **settings: Any) -> Any:
-    from driftproof.ppo import DistributionalPPO
+class Setup(NamedTuple):
+    """What all candidates of a comparison have in common."""
 
-    return DistributionalPPO(policy, environments(), **SETTINGS, **settings)
+    envs: int
+    n_steps: int
+    batch_size: int
+    n_epochs: int
 
+    def make(self, kind: str, policy: str, **settings: Any) -> Any:
+        """An agent of this library, of SB3 or of sb3-contrib, on environments of its own."""
+        import sb3_contrib
+        import stable_baselines3
+        from stable_baselines3.common.env_util import make_vec_env
 
-def recurrent_ppo() -> Any:
-    from sb3_contrib import RecurrentPPO
+        from driftproof.ppo import DistributionalPPO
 
-    return RecurrentPPO("MlpLstmPolicy", environments(), **SETTINGS)
-
-
-def sb3_ppo() -> Any:
-    from stable_baselines3 import PPO
-
-    return PPO("MlpPolicy", environments(), **SETTINGS)
-
-
-def environments() -> Any:
-    from stable_baselines3.common.env_util import make_vec_env
-
-    return make_vec_env("CartPole-v1", ENVS, seed=0)
+        agents = {"ours": DistributionalPPO, "PPO": stable_baselines3.PPO, "RecurrentPPO": sb3_contrib.RecurrentPPO}
+        shared = {"n_steps": self.n_steps, "batch_size": self.batch_size, "n_epochs": self.n_epochs, "seed": 0}
+        envs = make_vec_env("CartPole-v1", self.envs, seed=0)
+        return agents[kind](policy, envs, device="cpu", **shared, **settings)
 
 
-CANDIDATES: dict[str, Callable[[], Any]] = {
-    BASELINE: recurrent_ppo,
-    "driftproof, same network": lambda: driftproof(policy_kwargs=SAME, **PLAIN),
-    "driftproof, same network, all techniques": lambda: driftproof(policy_kwargs={**SAME, "twin_critics": True}),
-    "driftproof, default network": driftproof,
-    "driftproof, default network, plain": lambda: driftproof(policy_kwargs={"twin_critics": False}, **PLAIN),
-    "driftproof, GRU": lambda: driftproof("MlpGruPolicy"),
-    "driftproof, no memory": lambda: driftproof("MlpPolicy"),
-    "SB3 PPO": sb3_ppo,
-}
+def recurrent_candidates() -> dict[str, Callable[[], Any]]:
+    make = Setup(envs=8, n_steps=128, batch_size=256, n_epochs=4).make
+    ours = partial(make, "ours", "MlpLstmPolicy")
+    return {
+        RECURRENT_BASELINE: partial(make, "RecurrentPPO", "MlpLstmPolicy"),
+        "driftproof, same network": partial(ours, policy_kwargs=SAME, **PLAIN),
+        "driftproof, same network, all techniques": partial(ours, policy_kwargs={**SAME, "twin_critics": True}),
+        "driftproof, default network": ours,
+        "driftproof, default network, plain": partial(ours, policy_kwargs={"twin_critics": False}, **PLAIN),
+        "driftproof, GRU": partial(make, "ours", "MlpGruPolicy"),
+        "driftproof, no memory": partial(make, "ours", "MlpPolicy"),
+        BASELINE: partial(make, "PPO", "MlpPolicy"),
+    }
+
+
+def feed_forward_candidates(envs: int, batch_size: int, layers: tuple[int, ...]) -> dict[str, Callable[[], Any]]:
+    make = Setup(envs, 1024 // envs, batch_size, n_epochs=10).make
+    network = {"net_arch": list(layers)}
+    return {
+        BASELINE: partial(make, "PPO", "MlpPolicy", policy_kwargs=network),
+        "equal work": partial(make, "ours", "MlpPolicy", policy_kwargs={**network, **EQUAL}, **PLAIN),
+        "defaults": partial(make, "ours", "MlpPolicy", policy_kwargs=network),
+    }
+
+
+RECURRENT = recurrent_candidates()
+
+
+class Turn(NamedTuple):
+    """Steps per second, steps per second of CPU time, and the share of time in updates."""
+
+    speed: float
+    cpu_speed: float
+    update: float
 
 
 class Clock:
@@ -81,45 +115,75 @@ class Clock:
             self.update += time.perf_counter() - start
 
         self.model.train = timed
-        self.model.learn(2 * ENVS * SETTINGS["n_steps"])
+        self.samples = self.model.n_steps * self.model.n_envs
+        self.model.learn(2 * self.samples)
 
-    def turn(self, updates: int) -> tuple[float, float]:
-        """Steps per second, and the share of time in updates."""
+    def turn(self, updates: int) -> Turn:
         self.update = 0.0
-        steps = updates * ENVS * SETTINGS["n_steps"]
-        start = time.perf_counter()
+        steps = updates * self.samples
+        start, cpu_start = time.perf_counter(), time.process_time()
         self.model.learn(steps, reset_num_timesteps=False)
-        seconds = time.perf_counter() - start
-        return steps / seconds, self.update / seconds
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        return Turn(steps / seconds, steps / cpu_seconds, self.update / seconds)
 
 
-def measure(threads: int, rounds: int, updates: int, names: list[str]) -> dict[str, list[tuple[float, float]]]:
-    torch.set_num_threads(threads)
-    clocks = {name: Clock(CANDIDATES[name]) for name in names}
-    turns: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+def measure(candidates: dict[str, Callable[[], Any]], rounds: int, updates: int) -> dict[str, list[Turn]]:
+    clocks = {name: Clock(make) for name, make in candidates.items()}
+    turns: dict[str, list[Turn]] = {name: [] for name in clocks}
     for _ in range(rounds):
         for name, clock in clocks.items():
             turns[name].append(clock.turn(updates))
     return turns
 
 
-def table(threads: int, turns: dict[str, list[tuple[float, float]]]) -> str:
+def in_a_process(part: str, threads: int, args: argparse.Namespace, names: list[str]) -> Any:
+    """What :func:`work` prints in a process of its own: a pool of threads, once started, stays."""
+    options = ["--threads", str(threads), "--rounds", str(args.rounds), "--updates", str(args.updates)]
+    command = [sys.executable, __file__, "--worker", "--parts", part, *options, "--candidates", *names]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def work(part: str, args: argparse.Namespace) -> Any:
+    torch.set_num_threads(args.threads[0])
+    if part == "recurrent":
+        return measure({name: RECURRENT[name] for name in args.candidates}, args.rounds, args.updates)
+    return [measure(feed_forward_candidates(*row), args.rounds, updates=1) for row in FEED_FORWARD]
+
+
+def recurrent_table(threads: int, turns: dict[str, list[Turn]]) -> str:
     rows = []
     for name, values in turns.items():
-        speed, share = np.array(values).T
-        ratio = "" if BASELINE not in turns else f"{np.median(speed / np.array(turns[BASELINE])[:, 0]):.2f}"
+        speed, _, share = np.array(values).T
+        baseline = turns.get(RECURRENT_BASELINE)
+        ratio = "" if baseline is None else f"{np.median(speed / np.array(baseline)[:, 0]):.2f}"
         update = np.median(share)
         rows.append([name, f"{np.median(speed):,.0f}", ratio, f"{1 - update:.0%}", f"{update:.0%}"])
     title = f"{threads} torch thread{'s' if threads > 1 else ''}"
-    return show_table(title, ["", "steps/s", f"times {BASELINE}", "rollout", "update"], rows)
+    return show_table(title, ["", "steps/s", f"times {RECURRENT_BASELINE}", "rollout", "update"], rows)
+
+
+def feed_forward_table(comparisons: list[dict[str, list[Turn]]]) -> str:
+    rows = []
+    for (envs, batch_size, layers), turns in zip(FEED_FORWARD, comparisons, strict=True):
+        speeds = {name: np.array(values) for name, values in turns.items()}
+        row = [f"{envs} environment{'s' if envs > 1 else ''}, batches of {batch_size}, {'-'.join(map(str, layers))}"]
+        row.append(f"{np.median(speeds[BASELINE][:, 0]):,.0f}")
+        for name in ("equal work", "defaults"):
+            ratios = speeds[name] / speeds[BASELINE]
+            low, middle, high = np.quantile(ratios[:, 0], [0.1, 0.5, 0.9])
+            row += [f"{middle:.2f} ({low:.2f} to {high:.2f})", f"{np.median(ratios[:, 1]):.2f}"]
+        rows.append(row)
+    columns = ["", f"{BASELINE}, steps/s", "equal work, times", "by CPU time", "defaults, times", "by CPU time"]
+    return show_table("Without memory, 1 torch thread", columns, rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--parts", nargs="+", choices=("recurrent", "feed-forward"))
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of the part with memory")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--updates", type=int, default=4, help="per turn")
-    parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=list(CANDIDATES), metavar="NAME")
+    parser.add_argument("--updates", type=int, default=4, help="per turn, with memory")
+    parser.add_argument("--candidates", nargs="+", choices=RECURRENT, default=list(RECURRENT), metavar="NAME")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -127,19 +191,19 @@ def main() -> None:
         args.rounds, args.updates = 2, 2
     warnings.filterwarnings("ignore")
     if args.worker:
-        print(json.dumps(measure(args.threads[0], args.rounds, args.updates, args.candidates)))
+        print(json.dumps(work(args.parts[0], args)))
         return
+    parts = args.parts or ["recurrent", "feed-forward"]
     sections = []
-    for threads in args.threads:
-        # Each in a process of its own: a pool of threads, once started, stays.
-        options = ["--threads", str(threads), "--rounds", str(args.rounds), "--updates", str(args.updates)]
-        command = [sys.executable, __file__, "--worker", *options, "--candidates", *args.candidates]
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        sections.append(table(threads, json.loads(output.splitlines()[-1])))
-    if args.candidates == list(CANDIDATES) and not args.quick:
+    if "recurrent" in parts:
+        for threads in args.threads:
+            sections.append(recurrent_table(threads, in_a_process("recurrent", threads, args, args.candidates)))
+    if "feed-forward" in parts:
+        sections.append(feed_forward_table(in_a_process("feed-forward", 1, args, args.candidates)))
+    if args.parts is None and args.candidates == list(RECURRENT) and not args.quick:
         write_result("throughput", f"python benchmarks/throughput.py --rounds {args.rounds}", sections)
     else:
-        console.print("Not written: a run of all candidates, not quick, would be.")
+        console.print("Not written: a run of all parts and candidates, not quick, would be.")
 
 
 if __name__ == "__main__":
