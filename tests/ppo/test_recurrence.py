@@ -10,7 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 
 from driftproof.nn import segments
-from driftproof.nn.policies import PolicyState
+from driftproof.nn.types import PolicyState
 from driftproof.ppo.vector_env import GymnasiumVecEnv
 
 from .scripted import StepSpy, agent, identities, learn, scripted, weights

@@ -24,7 +24,7 @@ from driftproof.adversarial.balls import (
     steepest,
     unit_scale,
 )
-from driftproof.nn.policies import Observation
+from driftproof.nn.types import Observation
 from driftproof.ppo.manifest import storable
 from driftproof.state.generators import torch_generator
 from driftproof.state.schema import Rule, check, numbers, scalar, table, text

@@ -15,7 +15,7 @@ from driftproof._arguments import check_count, check_number, check_option
 from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
 from driftproof.adversarial.learned import LearnedAttack, check_adversary, perturbation_of, train_adversary
 from driftproof.adversarial.playing import Flags, Perturb, Player, as_the_agent_sees_it, play
-from driftproof.nn.policies import Observation
+from driftproof.nn.types import Observation
 from driftproof.ppo import DistributionalPPO
 
 if TYPE_CHECKING:

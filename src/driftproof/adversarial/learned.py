@@ -18,7 +18,7 @@ from driftproof._arguments import check_count, check_number
 from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
 from driftproof.adversarial.balls import NormType
 from driftproof.adversarial.playing import Flags, Player, as_the_agent_sees_it, resets
-from driftproof.nn.policies import Observation
+from driftproof.nn.types import Observation
 from driftproof.ppo import DistributionalPPO
 from driftproof.ppo.generators import unchanged_generators
 

@@ -15,7 +15,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from torch import Tensor
 
-from driftproof.nn.policies import Observation, PolicyState
+from driftproof.nn.types import Observation, PolicyState
 from driftproof.ppo import DistributionalPPO
 from driftproof.ppo.collection import forget
 from driftproof.ppo.generators import unchanged_generators

@@ -25,7 +25,8 @@ from driftproof.learner.hyperparams import Hyperparameter, base_and_schedule
 from driftproof.learner.losses import Number, mean
 from driftproof.learner.rollout import Minibatch
 from driftproof.nn.distributions import Gaussian
-from driftproof.nn.policies import DistributionalPolicy, Evaluation, Observation, map_observation
+from driftproof.nn.policies import DistributionalPolicy
+from driftproof.nn.types import Evaluation, Observation, map_observation
 from driftproof.ppo import Cosine, Linear
 from driftproof.ppo.manifest import storable
 from driftproof.state.schema import anything, check, count, table

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from driftproof.nn.distributions import Bernoulli, Gaussian
 from driftproof.nn.heads import CategoricalHead, ValueHead
-from driftproof.nn.policies import Observation, PolicyState
+from driftproof.nn.types import Observation, PolicyState
 from driftproof.ppo import DistributionalPPO
 
 _PARTS = {0: (), 1: ("hidden",), 2: ("hidden", "cell")}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import driftproof
 from driftproof.export.graph import StepGraph
-from driftproof.nn.policies import PolicyState, map_observation
+from driftproof.nn.types import PolicyState, map_observation
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import write_atomically
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from driftproof.learner.hyperparams import Hyperparameter
 from driftproof.learner.losses import Number
 from driftproof.learner.rollout import Minibatch
-from driftproof.nn.policies import DistributionalPolicy, Evaluation
+from driftproof.nn.policies import DistributionalPolicy
+from driftproof.nn.types import Evaluation
 
 
 class Adversary(Protocol):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from driftproof.learner.return_scale import ReturnScale
 from driftproof.nn.heads import CategoricalHead, ValueHead
-from driftproof.nn.policies import PolicyState
+from driftproof.nn.types import PolicyState
 
 _RATIO_BOUNDS = (0.01, 100.0)
 _VANISHED = 1e-8

@@ -12,8 +12,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from driftproof.nn.policies import DistributionalPolicy, Observation, PolicyState, map_observation
+from driftproof.nn.policies import DistributionalPolicy
 from driftproof.nn.segments import Segments
+from driftproof.nn.types import Observation, PolicyState, map_observation
 
 HostObservation: TypeAlias = "npt.NDArray[Any] | dict[str, npt.NDArray[Any]]"
 

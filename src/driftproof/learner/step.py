@@ -16,7 +16,8 @@ from driftproof.learner.losses import Number, mean, policy_loss, value_loss
 from driftproof.learner.metrics import StepMetrics
 from driftproof.learner.rollout import Minibatch
 from driftproof.nn.heads import ClipMode
-from driftproof.nn.policies import DistributionalPolicy, Evaluation
+from driftproof.nn.policies import DistributionalPolicy
+from driftproof.nn.types import Evaluation
 from driftproof.optim import VarianceGradientScaler
 
 

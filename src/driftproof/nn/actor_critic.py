@@ -26,11 +26,13 @@ from driftproof.nn.policies import (
     CnnLstmPolicy,
     CnnPolicy,
     DistributionalPolicy,
-    Evaluation,
     MlpLstmPolicy,
     MlpPolicy,
     MultiInputLstmPolicy,
     MultiInputPolicy,
+)
+from driftproof.nn.types import (
+    Evaluation,
     Observation,
     PolicyState,
     RolloutNoise,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ from driftproof.nn.distributions import ActionDistribution
 from driftproof.nn.files import ValueScale, read_policy, write_policy
 from driftproof.nn.heads import ValueHead
 from driftproof.nn.policy_distribution import PolicyDistribution
+from driftproof.nn.types import Observation
 
-Observation: TypeAlias = "Tensor | dict[str, Tensor]"
 Self = TypeVar("Self", bound="PolicyInterface")
 
 

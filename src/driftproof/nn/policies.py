@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from gymnasium import spaces
@@ -25,61 +25,17 @@ from driftproof.nn.cores import (
     State,
     check_core_options,
     make_core,
-    mask_state,
     paired_stepper,
 )
 from driftproof.nn.distributions import Gaussian, distribution_for
 from driftproof.nn.exploration import StateDependentExploration
 from driftproof.nn.heads import CategoricalHead, QuantileHead, ValueHead
-from driftproof.nn.interface import Observation as Observation
 from driftproof.nn.interface import PolicyInterface
 from driftproof.nn.networks import Critic, dense_network, layer_widths, output_width
 from driftproof.nn.segments import Segments
+from driftproof.nn.types import Evaluation, Observation, PolicyState, RolloutNoise, RolloutStep, Step, map_observation
 
 HeadName: TypeAlias = Literal["quantile", "categorical"]
-
-
-class PolicyState(NamedTuple):
-    """What actor and critics remember. With one core for both, it is the actor's and the critics have nothing."""
-
-    actor: State
-    critic: State
-
-    def masked(self, keep: Tensor) -> PolicyState:
-        """The same, forgotten where ``keep`` ``[B, 1]`` is 0."""
-        return PolicyState(mask_state(self.actor, keep), mask_state(self.critic, keep))
-
-    def rows(self, index: Tensor | slice) -> PolicyState:
-        """The state of some of the sequences."""
-        return PolicyState(tuple(p[:, index] for p in self.actor), tuple(p[:, index] for p in self.critic))
-
-
-class Evaluation(NamedTuple):
-    """What a policy says of observations: parameters of the actions' distribution, one prediction for each critic."""
-
-    parameters: Tensor
-    predictions: tuple[Tensor, ...]
-
-
-class Step(NamedTuple):
-    """One step of acting.
-
-    Attributes:
-        parameters: Of the actions' distribution ``[B, size]``.
-        memory: What :meth:`DistributionalPolicy.predict_returns` wants.
-        state: After the step.
-        latent: The actor's last features ``[B, features]``, which state-dependent noise is made of.
-    """
-
-    parameters: Tensor
-    memory: Tensor
-    state: PolicyState
-    latent: Tensor
-
-
-RolloutStep: TypeAlias = Callable[[Observation, PolicyState], Step]
-RolloutNoise: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
-"""Noise at a step of a rollout, from its number, the distribution's parameters and the actor's last features."""
 
 
 class DistributionalPolicy(PolicyInterface):
@@ -590,13 +546,6 @@ def _core_options(lstm_kwargs: Any) -> dict[str, Any]:
     options = dict(lstm_kwargs or {})
     check_core_options(options)
     return options
-
-
-def map_observation(observation: Observation, function: Callable[[Tensor], Tensor]) -> Observation:
-    """Apply a function to every part of an observation."""
-    if isinstance(observation, dict):
-        return {key: function(part) for key, part in observation.items()}
-    return function(observation)
 
 
 def _batch(observation: Observation) -> int:

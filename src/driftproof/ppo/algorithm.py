@@ -36,7 +36,8 @@ from driftproof.learner.rollout import Rollout, failure_of_environment
 from driftproof.learner.step import OptimizerStep
 from driftproof.nn.actor_critic import as_policy
 from driftproof.nn.heads import ClipMode
-from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy, PolicyState
+from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
+from driftproof.nn.types import PolicyState
 from driftproof.optim import VarianceGradientScaler
 from driftproof.ppo.collection import collect
 from driftproof.ppo.generators import Generators

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from torch import Tensor
 
 from driftproof.learner.rollout import HostObservation, Rollout, check_observation, check_rewards, mark_failure
-from driftproof.nn.policies import Observation, PolicyState, RolloutStep
+from driftproof.nn.types import Observation, PolicyState, RolloutStep
 from driftproof.ppo.sb3_views import Deferred, RolloutView
 from driftproof.ppo.training import values_of
 

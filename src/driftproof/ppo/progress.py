@@ -14,7 +14,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
 from driftproof.nn.exploration import StateDependentExploration
-from driftproof.nn.policies import PolicyState
+from driftproof.nn.types import PolicyState
 from driftproof.ppo.environments import (
     can_continue,
     check_environment_states,

@@ -1,0 +1,62 @@
+"""What goes into policies and comes out of them. Nothing here knows Stable-Baselines3 or Gymnasium."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from driftproof.nn.cores import State, mask_state
+
+Observation: TypeAlias = "Tensor | dict[str, Tensor]"
+
+
+class PolicyState(NamedTuple):
+    """Recurrent states of actor and critics. With one core for both, it is the actor's and the critics have none."""
+
+    actor: State
+    critic: State
+
+    def masked(self, keep: Tensor) -> PolicyState:
+        """The same, reset where ``keep`` ``[B, 1]`` is 0."""
+        return PolicyState(mask_state(self.actor, keep), mask_state(self.critic, keep))
+
+    def rows(self, index: Tensor | slice) -> PolicyState:
+        """The state of some of the sequences."""
+        return PolicyState(tuple(p[:, index] for p in self.actor), tuple(p[:, index] for p in self.critic))
+
+
+class Evaluation(NamedTuple):
+    """What a policy says of observations: parameters of the actions' distribution, one prediction for each critic."""
+
+    parameters: Tensor
+    predictions: tuple[Tensor, ...]
+
+
+class Step(NamedTuple):
+    """One step of acting.
+
+    Attributes:
+        parameters: Of the actions' distribution ``[B, size]``.
+        memory: Output of the critics' core, which ``predict_returns`` wants.
+        state: After the step.
+        latent: The actor's last features ``[B, features]``, which state-dependent noise is made of.
+    """
+
+    parameters: Tensor
+    memory: Tensor
+    state: PolicyState
+    latent: Tensor
+
+
+RolloutStep: TypeAlias = Callable[[Observation, PolicyState], Step]
+RolloutNoise: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
+"""Noise at a step of a rollout, from its number, the distribution's parameters and the actor's last features."""
+
+
+def map_observation(observation: Observation, function: Callable[[Tensor], Tensor]) -> Observation:
+    """Apply a function to every part of an observation."""
+    if isinstance(observation, dict):
+        return {key: function(part) for key, part in observation.items()}
+    return function(observation)
