@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof._members import Number
 from driftproof._unused import (
     ADVERSARY_DEFAULTS,
     ATTACK_DEFAULTS,
@@ -22,7 +23,7 @@ from driftproof._unused import (
 from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
 from driftproof.learner.adversary import Adversary
 from driftproof.learner.hyperparams import Hyperparameter, base_and_schedule
-from driftproof.learner.losses import Number, mean
+from driftproof.learner.losses import mean
 from driftproof.learner.rollout import Minibatch
 from driftproof.nn.distributions import Gaussian
 from driftproof.nn.policies import DistributionalPolicy

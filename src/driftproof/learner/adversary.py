@@ -7,8 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from driftproof._members import Number
 from driftproof.learner.hyperparams import Hyperparameter
-from driftproof.learner.losses import Number
 from driftproof.learner.rollout import Minibatch
 from driftproof.nn.policies import DistributionalPolicy
 from driftproof.nn.types import Evaluation

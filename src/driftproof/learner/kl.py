@@ -1,4 +1,8 @@
-"""How far an update has moved the policy: an estimate, a stop, and a penalty that is controlled."""
+"""How far an update has moved the policy: an estimate, a stop, and a penalty that is controlled.
+
+Stop and penalty are those of a single agent, or of several members at once: state and, where they differ, settings are
+then tensors ``[M]``.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,9 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from driftproof._arguments import check_count, check_number, check_option
-from driftproof.state.schema import check, scalar, table
+from driftproof._arguments import check_count, check_option
+from driftproof._members import Number, assign, check_numbers, load_numbers, member_shape
+from driftproof.state.schema import check, scalars, table
 
 StopMode: TypeAlias = Literal["absolute", "consecutive", "fraction"]
 
@@ -47,6 +52,7 @@ class KLStop:
         patience: For ``"consecutive"``.
         fraction: For ``"fraction"``.
         device: Where the flags live.
+        members: How many agents it serves; ``None``: one, whose numbers are 0-dim.
     """
 
     target: Tensor
@@ -54,33 +60,35 @@ class KLStop:
 
     def __init__(
         self,
-        target: float | None,
+        target: Number | None,
         mode: StopMode = "absolute",
-        tolerance: float = 1.5,
+        tolerance: Number = 1.5,
         patience: int = 3,
-        fraction: float = 0.25,
+        fraction: Number = 0.25,
         device: torch.device | str | None = None,
+        members: int | None = None,
     ) -> None:
         check_option("mode", mode, get_args(StopMode))
-        check_number("tolerance", tolerance, above=0)
+        check_numbers("tolerance", tolerance, above=0)
         check_count("patience", patience, at_least=1)
-        check_number("fraction", fraction, at_least=0, below=1)
+        check_numbers("fraction", fraction, at_least=0, below=1)
         self.mode: StopMode = mode
         self.tolerance = tolerance
         self.patience = patience
         self.fraction = fraction
-        self.target = torch.empty((), dtype=torch.float32, device=device)
-        self._go_on = torch.ones((), dtype=torch.float32, device=device)
-        self._count = torch.zeros((), dtype=torch.float32, device=device)
-        self._limit = torch.ones((), dtype=torch.float32, device=device)
+        shape = member_shape(members)
+        self.target = torch.empty(shape, dtype=torch.float32, device=device)
+        self._go_on = torch.ones(shape, dtype=torch.float32, device=device)
+        self._count = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._limit = torch.ones(shape, dtype=torch.float32, device=device)
         self.set_target(target)
         self.reset(1)
 
-    def set_target(self, target: float | None) -> None:
+    def set_target(self, target: Number | None) -> None:
         """Aim at another KL from now on."""
         if target is not None:
-            check_number("target", target, above=0)
-        self.target.fill_(math.inf if target is None else target)
+            check_numbers("target", target, above=0)
+        assign(self.target, math.inf if target is None else target)
 
     @torch.no_grad()
     def reset(self, total: int) -> None:
@@ -92,14 +100,14 @@ class KLStop:
         check_count("total", total)
         self._go_on.fill_(1)
         self._count.zero_()
-        self._limit.fill_(self._most_above(total) + 1)
+        assign(self._limit, self._most_above(total) + 1)
 
     @torch.no_grad()
     def observe(self, kl: Tensor) -> Tensor:
-        """See the KL of a minibatch, 0-dim.
+        """See the KL of a minibatch, 0-dim or ``[M]``.
 
         Returns:
-            1 to go on, or 0 once stopped, as a 0-dim tensor.
+            1 to go on, or 0 once stopped, in the same shape.
         """
         above = (kl > self.tolerance * self.target).float()
         self._count.add_(above)
@@ -116,13 +124,15 @@ class KLStop:
         """The flags themselves."""
         return [self._go_on, self._count, self._limit]
 
-    def _most_above(self, total: int) -> int:
+    def _most_above(self, total: int) -> Number:
         """How many minibatches above, in a row or in all, are still fine."""
         if self.mode == "absolute":
             return 0
         if self.mode == "consecutive":
             return self.patience - 1
-        # 0.29 * 100 is a little less than 29.
+        # 0.29 * 100 is a little less than 29, in float32 by more than in float64.
+        if isinstance(self.fraction, Tensor):
+            return (self.fraction * total * (1 + 1e-6)).floor()
         return math.floor(self.fraction * total + 1e-9)
 
 
@@ -150,52 +160,58 @@ class KLPenalty:
         max_coef: Largest coefficient. It takes ``max_coef / ki`` updates at most to come down from there.
         init_coef: Coefficient of the first update.
         device: Where the state lives.
+        members: How many agents it serves; ``None``: one, whose numbers are 0-dim.
     """
 
     target: Tensor
     """The KL aimed at; :meth:`set_target` changes it."""
 
     coefficient: Tensor
-    """What to multiply the KL with in the loss, 0-dim; :meth:`update` changes it in place."""
+    """What to multiply the KL with in the loss, 0-dim or ``[M]``; :meth:`update` changes it in place."""
 
     def __init__(
         self,
-        target: float,
-        kp: float = 0.1,
-        ki: float = 0.4,
-        kd: float = 0.0,
-        max_coef: float = 10.0,
-        init_coef: float = 0.0,
+        target: Number,
+        kp: Number = 0.1,
+        ki: Number = 0.4,
+        kd: Number = 0.0,
+        max_coef: Number = 10.0,
+        init_coef: Number = 0.0,
         device: torch.device | str | None = None,
+        members: int | None = None,
     ) -> None:
-        check_number("kp", kp, at_least=0)
-        check_number("ki", ki, at_least=0)
-        check_number("kd", kd, at_least=0)
-        check_number("max_coef", max_coef, above=0)
-        check_number("init_coef", init_coef, at_least=0, at_most=max_coef)
+        check_numbers("kp", kp, at_least=0)
+        check_numbers("ki", ki, at_least=0)
+        check_numbers("kd", kd, at_least=0)
+        check_numbers("max_coef", max_coef, above=0)
+        check_numbers("init_coef", init_coef, at_least=0, at_most=max_coef)
         self.kp = kp
         self.ki = ki
         self.kd = kd
         self.max_coef = max_coef
         self.init_coef = init_coef
-        self.target = torch.empty((), dtype=torch.float32, device=device)
-        self.coefficient = torch.full((), init_coef, dtype=torch.float32, device=device)
-        self._integral = torch.full((), init_coef, dtype=torch.float32, device=device)
-        self._previous_error = torch.zeros((), dtype=torch.float32, device=device)
-        self._updates = torch.zeros((), dtype=torch.float32, device=device)
+        self.members = members
+        shape = member_shape(members)
+        self.target = torch.empty(shape, dtype=torch.float32, device=device)
+        self.coefficient = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._integral = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._previous_error = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._updates = torch.zeros(shape, dtype=torch.float32, device=device)
+        assign(self.coefficient, init_coef)
+        assign(self._integral, init_coef)
         self.set_target(target)
 
-    def set_target(self, target: float) -> None:
+    def set_target(self, target: Number) -> None:
         """Aim at another KL from now on."""
-        check_number("target", target, above=0)
-        self.target.fill_(target)
+        check_numbers("target", target, above=0)
+        assign(self.target, target)
 
     @torch.no_grad()
     def update(self, kl: Tensor) -> None:
         """Adjust the coefficient at the end of an update.
 
         Args:
-            kl: The exact KL(old‖new), averaged over the update, 0-dim. If it is NaN, nothing changes.
+            kl: The exact KL(old‖new), averaged over the update, 0-dim or ``[M]``. If it is NaN, nothing changes.
         """
         error = (kl / self.target - 1).clamp_max(_LARGEST_ERROR)
         usable = ~error.isnan()
@@ -206,8 +222,8 @@ class KLPenalty:
         # Anti-windup by conditional integration, exact at the bound: beyond it, only back.
         up = torch.maximum(self._integral, torch.minimum(grown, self.max_coef - reaction))
         down = torch.minimum(self._integral, torch.maximum(grown, -reaction))
-        integral = torch.where(error > 0, up, down).clamp(0, self.max_coef)
-        coefficient = (reaction + integral).clamp(0, self.max_coef)
+        integral = _bounded(torch.where(error > 0, up, down), self.max_coef)
+        coefficient = _bounded(reaction + integral, self.max_coef)
         self.coefficient.copy_(torch.where(usable, coefficient, self.coefficient))
         self._integral.copy_(torch.where(usable, integral, self._integral))
         self._previous_error.copy_(error)
@@ -220,15 +236,18 @@ class KLPenalty:
     def initial_state_dict(self) -> dict[str, Tensor]:
         """The state before the first update."""
         initial = {"coefficient": self.init_coef, "integral": self.init_coef, "previous_error": 0.0, "updates": 0.0}
-        return {name: torch.full_like(tensor, initial[name]) for name, tensor in self._tensors().items()}
+        state = self.state_dict()
+        for name, tensor in state.items():
+            assign(tensor, initial[name])
+        return state
 
     def check_state_dict(self, state_dict: Any) -> None:
         """Raise a ``CheckpointError`` unless this is the state of such a controller. Waits for the state's device."""
         rules = {
-            "coefficient": scalar(at_least=0, at_most=_LARGEST_COEFFICIENT),
-            "integral": scalar(at_least=0, at_most=_LARGEST_COEFFICIENT),
-            "previous_error": scalar(at_least=-_LARGEST_ERROR, at_most=_LARGEST_ERROR),
-            "updates": scalar(at_least=0),
+            "coefficient": scalars(self.members, at_least=0, at_most=_LARGEST_COEFFICIENT),
+            "integral": scalars(self.members, at_least=0, at_most=_LARGEST_COEFFICIENT),
+            "previous_error": scalars(self.members, at_least=-_LARGEST_ERROR, at_most=_LARGEST_ERROR),
+            "updates": scalars(self.members, at_least=0),
         }
         check("kl_penalty", state_dict, table(rules))
 
@@ -241,7 +260,7 @@ class KLPenalty:
         """
         self.check_state_dict(state_dict)
         for name, tensor in self._tensors().items():
-            tensor.fill_(float(state_dict[name]))
+            load_numbers(tensor, state_dict[name])
 
     def _tensors(self) -> dict[str, Tensor]:
         return {
@@ -250,3 +269,7 @@ class KLPenalty:
             "previous_error": self._previous_error,
             "updates": self._updates,
         }
+
+
+def _bounded(values: Tensor, most: Number) -> Tensor:
+    return torch.clamp_max(values.clamp_min(0), most)

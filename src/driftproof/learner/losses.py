@@ -1,4 +1,4 @@
-"""The losses of PPO as pure functions over samples of any leading axes."""
+"""The losses of PPO as pure functions over samples ``[...]``, or those of several members ``[M, ...]``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from driftproof._members import Number, per_member
 from driftproof.nn.heads import ClipMode, ValueHead
-
-Number = float | Tensor
 
 
 class PolicyLoss(NamedTuple):
@@ -19,8 +18,11 @@ class PolicyLoss(NamedTuple):
     clipped: Tensor
 
 
-def mean(values: Tensor, valid: Tensor | None) -> Tensor:
-    """The mean over samples, without those where ``valid`` is 0."""
+def mean(values: Tensor, valid: Tensor | None, members: bool = False) -> Tensor:
+    """The mean over samples without those where ``valid`` is 0; with ``members``, each member's ``[M]``."""
+    if members:
+        values, valid = values.flatten(1), None if valid is None else valid.flatten(1)
+        return values.mean(1) if valid is None else (values * valid).sum(1) / valid.sum(1).clamp_min(1)
     if valid is None:
         return values.mean()
     return (values * valid).sum() / valid.sum().clamp_min(1)
@@ -32,8 +34,9 @@ def policy_loss(log_ratio: Tensor, advantages: Tensor, clip_range: Number) -> Po
     Args:
         log_ratio: Log-probability of the action now, less that when it was taken.
         advantages: How much better than expected the action was.
-        clip_range: The ratio of probabilities may leave 1 by this much before there is no more to gain.
+        clip_range: The ratio of probabilities may leave 1 by this much before there is no more to gain; or per member.
     """
+    clip_range = per_member(clip_range, log_ratio)
     ratio = log_ratio.exp()
     clipped_ratio = torch.clamp(ratio, 1 - clip_range, 1 + clip_range)  # type: ignore[arg-type]
     loss = -torch.minimum(advantages * ratio, advantages * clipped_ratio)
@@ -56,7 +59,7 @@ def value_loss(
         targets: Normalised returns.
         old_prediction: What the same critic said during the rollout, for clipping.
         clip_mode: What of the prediction is kept near the old one.
-        clip_range: How near, in standard deviations of returns.
+        clip_range: How near, in standard deviations of returns; a number, or one per member.
     """
     loss = head.loss(prediction, targets)
     if clip_mode is None or old_prediction is None:

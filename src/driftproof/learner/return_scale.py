@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from driftproof._arguments import check_number
+from driftproof._members import Number, assign, check_numbers, listed, load_numbers, member_shape, per_member
 from driftproof.learner.advantages import masked_moments
 from driftproof.nn.heads import Scale
-from driftproof.state.schema import check, flag, scalar, table
+from driftproof.state.schema import check, flag, scalars, table
 
 _LEAST_SPREAD = 1e-6
 _LARGEST_MEAN = 1e18
@@ -41,6 +41,7 @@ class ReturnScale:
         decay: Memory, about ``1 / (1 - decay)`` updates. Closer to 1: a steadier scale that is later to follow a
             change; typically 0.9 to 0.99.
         device: Where the statistics live.
+        members: How many agents it serves, of returns ``[M, ...]``; ``None``: one, whose numbers are 0-dim.
     """
 
     initialised: bool
@@ -48,15 +49,19 @@ class ReturnScale:
     has_statistics: bool
     """Whether returns have been observed."""
 
-    def __init__(self, decay: float = 0.9, device: torch.device | str | None = None) -> None:
-        check_number("decay", decay, at_least=0, below=1)
+    def __init__(
+        self, decay: Number = 0.9, device: torch.device | str | None = None, members: int | None = None
+    ) -> None:
+        check_numbers("decay", decay, at_least=0, below=1)
         self.decay = decay
+        self.members = members
         self.initialised = self.has_statistics = False
-        self._mean = torch.zeros((), dtype=torch.float32, device=device)
-        self._variance = torch.zeros((), dtype=torch.float32, device=device)
-        self._updates = torch.zeros((), dtype=torch.float32, device=device)
-        self._snapshot_mean = torch.zeros((), dtype=torch.float32, device=device)
-        self._snapshot_std = torch.ones((), dtype=torch.float32, device=device)
+        shape = member_shape(members)
+        self._mean = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._variance = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._updates = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._snapshot_mean = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._snapshot_std = torch.ones(shape, dtype=torch.float32, device=device)
 
     @property
     def value(self) -> Scale:
@@ -71,10 +76,10 @@ class ReturnScale:
     @torch.no_grad()
     def start_from(self, scale: Scale) -> None:
         """Begin with value heads that predict returns in this scale already; statistics come with the first rollout."""
-        check_number("std", float(scale.std), above=0)
-        check_number("mean", float(scale.mean))
-        self._snapshot_mean.fill_(scale.mean)
-        self._snapshot_std.fill_(scale.std)
+        check_numbers("std", scale.std, above=0)
+        check_numbers("mean", scale.mean)
+        assign(self._snapshot_mean, scale.mean)
+        assign(self._snapshot_std, scale.std)
         self.initialised = True
 
     @torch.no_grad()
@@ -82,20 +87,21 @@ class ReturnScale:
         """Fold the returns of one rollout into the statistics, each rollout with the same weight.
 
         Args:
-            returns: Of any shape, decoded.
+            returns: Of any shape, decoded; of several members ``[M, ...]``.
             valid: Which of them count, bool of the same shape; ``None``: all. If none does, nothing changes,
                 nor if their squares are beyond float32.
         """
         valid = torch.ones_like(returns, dtype=torch.bool) if valid is None else valid
         if valid.shape != returns.shape:
             raise ValueError(f"valid has shape {tuple(valid.shape)}, but returns {tuple(returns.shape)}")
-        mean, variance = masked_moments(returns.float().flatten(), valid.flatten(), dim=(0,))
-        counts = valid.any().float()
+        shape = (*self._mean.shape, -1)
+        mean, variance = masked_moments(returns.float().reshape(shape), valid.reshape(shape), dim=(-1,))
+        counts = valid.reshape(shape).any(-1).float()
         weight = counts * torch.where(self._updates > 0, 1 - self.decay, 1)
-        difference = mean.squeeze(0) - self._mean
+        difference = mean.squeeze(-1) - self._mean
         # The same as averaging returns and their squares, without the difference of two large numbers.
         spread = self._variance + weight * difference.square()
-        new_variance = spread.lerp(variance.squeeze(0), weight)
+        new_variance = spread.lerp(variance.squeeze(-1), weight)
         new_mean = self._mean + weight * difference
         usable = new_variance.isfinite() & new_mean.isfinite()
         self._variance.copy_(torch.where(usable, new_variance, self._variance))
@@ -117,14 +123,14 @@ class ReturnScale:
 
     def normalize(self, returns: Tensor) -> Tensor:
         """Returns in units of the snapshot."""
-        return (returns - self._snapshot_mean) / self._snapshot_std
+        return (returns - per_member(self._snapshot_mean, returns)) / per_member(self._snapshot_std, returns)
 
     def decode(self, normalised: Tensor) -> Tensor:
         """Returns from what :meth:`normalize` made of them."""
-        return self._snapshot_mean + self._snapshot_std * normalised
+        return per_member(self._snapshot_mean, normalised) + per_member(self._snapshot_std, normalised) * normalised
 
     def metrics(self) -> dict[str, Tensor]:
-        """The statistics as 0-dim tensors."""
+        """The statistics as tensors, 0-dim or ``[M]``."""
         return {"return_scale/mean": self._mean.clone(), "return_scale/std": self._std()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -136,13 +142,13 @@ class ReturnScale:
 
     def check_state_dict(self, state_dict: Any) -> None:
         """Raise a ``CheckpointError`` unless this is the state of such a scale. Waits for the device it is on."""
-        mean = scalar(at_least=-_LARGEST_MEAN, at_most=_LARGEST_MEAN)
+        mean = scalars(self.members, at_least=-_LARGEST_MEAN, at_most=_LARGEST_MEAN)
         rules = {
             "mean": mean,
-            "variance": scalar(at_least=0),
-            "updates": scalar(at_least=0),
+            "variance": scalars(self.members, at_least=0),
+            "updates": scalars(self.members, at_least=0),
             "snapshot_mean": mean,
-            "snapshot_std": scalar(above=0),
+            "snapshot_std": scalars(self.members, above=0),
             "initialised": flag,
         }
         check("return_scale", state_dict, table(rules))
@@ -156,9 +162,9 @@ class ReturnScale:
         """
         self.check_state_dict(state_dict)
         self.initialised = bool(state_dict["initialised"])
-        self.has_statistics = self.initialised and float(state_dict["updates"]) > 0
+        self.has_statistics = self.initialised and min(listed(state_dict["updates"])) > 0
         for name, tensor in self._tensors().items():
-            tensor.fill_(float(state_dict[name]))
+            load_numbers(tensor, state_dict[name])
 
     def _std(self) -> Tensor:
         # A smaller spread is rounding of equal returns, or what a critic still imagines where nothing is paid: divided

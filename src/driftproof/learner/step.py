@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from driftproof._members import Number
 from driftproof.learner.adversary import Adversary
 from driftproof.learner.kl import KLStop, approximate_kl
-from driftproof.learner.losses import Number, mean, policy_loss, value_loss
+from driftproof.learner.losses import mean, policy_loss, value_loss
 from driftproof.learner.metrics import StepMetrics
 from driftproof.learner.rollout import Minibatch
 from driftproof.nn.heads import ClipMode

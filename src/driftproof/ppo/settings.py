@@ -363,7 +363,7 @@ def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:
             entries[name] = Hyperparameter(base, bounds, whole=name == "n_epochs", schedule=schedule)
     entries["learning_rate"].apply = partial(_set_group, optimizer, "lr")
     # Below it, what is set would not be in force.
-    entries["ent_coef"].bounds = {**BOUNDS["ent_coef"], "at_least": agent.entropy.minimum}
+    entries["ent_coef"].bounds = {**BOUNDS["ent_coef"], "at_least": float(agent.entropy.minimum)}
     if "target_kl" in entries:
         entries["target_kl"].apply = partial(_set_target_kl, agent)
     unused = unused_options(type(optimizer), optimizer.defaults)

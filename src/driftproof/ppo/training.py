@@ -104,7 +104,7 @@ def advance_entropy(agent: DistributionalPPO) -> None:
     mean_return = safe_mean([episode["r"] for episode in episodes]) if episodes else None
     base, progress = agent.hyperparams["ent_coef"], agent._current_progress_remaining
     value = agent.entropy.update(base, progress, mean_return)
-    agent.hyperparams.override("ent_coef", value)
+    agent.hyperparams.override("ent_coef", float(value))
 
 
 @torch.no_grad()

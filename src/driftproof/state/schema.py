@@ -98,6 +98,21 @@ def scalar(**bounds: float) -> Rule:
     return rule
 
 
+def scalars(members: int | None, **bounds: float) -> Rule:
+    """:func:`scalar` for a single agent, or a tensor or an array with a number per member."""
+    one = scalar(**bounds)
+    if members is None:
+        return one
+    shape = numbers((members,), finite=False)
+
+    def rule(value: Any, path: Path) -> None:
+        shape(value, path)
+        for i, each in enumerate(value.tolist()):
+            one(each, (*path, i))
+
+    return rule
+
+
 def count(at_least: int = 0, at_most: int = LARGEST_COUNT) -> Rule:
     """A whole number that is not a bool."""
 
