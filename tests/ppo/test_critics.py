@@ -588,3 +588,30 @@ class TestCategorical:
     def test_a_quantile_head_has_nothing_to_saturate(self):
         (log,) = learn(critic_agent())
         assert "critic/saturated" not in log
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+@pytest.mark.parametrize("samples", [1, 8, 1024])
+def test_predictions_of_a_rollout_do_not_depend_on_how_many_steps_critics_see_at_once(monkeypatch, policy, samples):
+    monkeypatch.setattr("driftproof.ppo.collection._SAMPLES_PER_PREDICTION", samples)
+    model = agent(scripted(*LENGTHS), policy, n_steps=7, batch_size=21)
+
+    def compare(model):
+        rollout, state = model._rollout, model.policy.initial_state(3)
+        step_policy = model.policy.stepper()
+        for step, starts in enumerate(rollout.starts):
+            with torch.no_grad():
+                forgotten = state.masked(torch.from_numpy(~starts).float().unsqueeze(1))
+                _, memory, state, _ = step_policy(rollout.observations[step], forgotten)
+                expected = model.policy.predict_returns(memory)
+            torch.testing.assert_close([p[step] for p in rollout.predictions], list(expected), rtol=1e-5, atol=1e-6)
+
+    learn(model, before=compare)
+
+
+def test_hooks_of_the_features_extractor_are_called():
+    model = agent(scripted(*LENGTHS), "MlpPolicy")
+    seen = []
+    model.policy.features_extractor.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    learn(model, 1)
+    assert seen

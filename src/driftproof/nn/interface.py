@@ -10,8 +10,9 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from stable_baselines3.common.utils import get_device
 from torch import Tensor, nn
 
@@ -208,6 +209,18 @@ class PolicyInterface(BasePolicy):
         features: Tensor = self.extract_features(obs, self.vf_features_extractor)
         memory, _ = _run(core, features, before, episode_starts)
         return self._values(self._shared(memory) if self.critic_core is None else memory)
+
+    def extract_features(self, obs: Any, features_extractor: BaseFeaturesExtractor) -> Any:
+        """Features of observations ``[n, ...]``, which are preprocessed first; float vectors are their own."""
+        if (
+            type(features_extractor) is FlattenExtractor
+            and isinstance(self.observation_space, spaces.Box)
+            and obs.dim() == 2
+            and obs.dtype is torch.float32
+            and not features_extractor._forward_hooks
+        ):
+            return obs
+        return super().extract_features(obs, features_extractor)
 
     def _distribution(self, memory: Tensor) -> PolicyDistribution:
         parameters, latent = self._actor_outputs(memory)

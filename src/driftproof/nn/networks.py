@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch.nn.functional as F
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN
 from torch import Tensor, nn
 
@@ -69,6 +71,14 @@ def dense_network(width: int, widths: Sequence[int], activation: type[nn.Module]
         layers += [nn.Linear(width, next_width), activation()]
         width = next_width
     return nn.Sequential(*layers)
+
+
+def layer_steppers(network: nn.Sequential) -> list[Callable[[Tensor], Tensor]]:
+    """A network's layers as plain functions, without hooks, for weights that do not change while they are used."""
+    return [
+        partial(F.linear, weight=layer.weight, bias=layer.bias) if type(layer) is nn.Linear else layer.forward
+        for layer in network
+    ]
 
 
 def output_width(network: nn.Sequential, before: int) -> int:

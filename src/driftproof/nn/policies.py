@@ -31,7 +31,7 @@ from driftproof.nn.distributions import Gaussian, distribution_for
 from driftproof.nn.exploration import StateDependentExploration
 from driftproof.nn.heads import CategoricalHead, QuantileHead, ValueHead
 from driftproof.nn.interface import PolicyInterface
-from driftproof.nn.networks import Critic, dense_network, layer_widths, output_width
+from driftproof.nn.networks import Critic, dense_network, layer_steppers, layer_widths, output_width
 from driftproof.nn.segments import Segments
 from driftproof.nn.types import Evaluation, Observation, PolicyState, RolloutNoise, RolloutStep, Step, map_observation
 
@@ -278,8 +278,8 @@ class DistributionalPolicy(PolicyInterface):
         Takes observations ``[B, ...]`` and the state before them.
         """
         run_cores = self._core_stepper()
-        layers = [layer.forward for layer in self.actor_network]  # Hooks are for training.
-        action_head, spread = self.action_head.forward, self._with_spread
+        layers = layer_steppers(self.actor_network)
+        (action_head,), spread = layer_steppers(nn.Sequential(self.action_head)), self._with_spread
         if self.exploration is not None:
             log_std = self.exploration.stepper(self.log_std)
 

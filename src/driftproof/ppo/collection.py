@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from driftproof.ppo.algorithm import DistributionalPPO
 
 
+_SAMPLES_PER_PREDICTION = 1024
+"""Samples that wait for the critics' predictions at most, unless the steps of one chunk have more."""
+
+
 def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollout: Rollout) -> bool:
     """Fill the rollout; ``False`` if the callback wants training to end.
 
-    While the environments wait, cores remember and the actor acts. Predictions of returns follow chunk by chunk, and
-    log-probabilities in the update, at once.
+    While the environments wait, cores remember and the actor acts. Predictions of returns follow for many steps
+    together, and log-probabilities in the update, at once.
     """
     callback.on_rollout_start()
     agent._in_rollout, agent.edge.reset_seed = True, None
@@ -37,6 +41,8 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
     # Weights must not change until the rollout ends.
     step_policy = policy.stepper()
     noise = policy.rollout_noise(rollout.steps, rollout.envs, agent.sde_sample_freq)
+    # Without memory a chunk is a single step: too few samples for a call of the critics.
+    steps_per_prediction = max(rollout.chunk, _SAMPLES_PER_PREDICTION // rollout.envs)
     ends: list[tuple[int, npt.NDArray[np.int64], Tensor]] = []
     memories: list[Tensor] = []
     for bootstrap in rollout.bootstraps:
@@ -56,12 +62,12 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
         observation, starts = agent._last_obs, agent._last_episode_starts
         assert observation is not None
         assert starts is not None
-        _store(rollout.observations, step, observation)
         rollout.starts[step] = starts
         with torch.inference_mode():
+            stored = _store(rollout.observations, step, observation)
             state = forget(agent.state, starts)
             rollout.store_state(step, state)
-            parameters, memory, state, latent = step_policy(_at(rollout.observations, step), state)
+            parameters, memory, state, latent = step_policy(stored, state)
             memories.append(memory)
             action = distribution.sample(parameters, noise(step, parameters, latent))
             rollout.parameters[step] = parameters
@@ -81,7 +87,7 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
         callback.update_locals(
             {
                 "n_steps": step + 1,
-                "obs_tensor": _at(rollout.observations, step),
+                "obs_tensor": stored,
                 "actions": actions,
                 "clipped_actions": actions,
                 "values": Deferred(partial(_values, agent, memory)),
@@ -103,7 +109,7 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
         rollout.truncated[step] = truncated
         if truncated.any():
             ends.append(_remember_end(step_policy, agent, infos, step, np.flatnonzero(truncated)))
-        if len(memories) == rollout.chunk or step == rollout.steps - 1:
+        if len(memories) == steps_per_prediction or step == rollout.steps - 1:
             _predict(policy, memories, rollout, step)
             memories.clear()
 
@@ -174,7 +180,7 @@ def _dead_env(env: VecEnv) -> int | None:
 
 def _truncated(infos: list[dict[str, Any]], dones: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     truncated = np.zeros(len(dones), dtype=bool)
-    for i in np.flatnonzero(dones):
+    for i in dones.nonzero()[0]:
         truncated[i] = infos[i].get("TimeLimit.truncated", False) and infos[i].get("terminal_observation") is not None
     return truncated
 
@@ -235,14 +241,9 @@ def _predict_ends(
             room.copy_(prediction)
 
 
-def _store(room: Observation, step: int, observation: HostObservation) -> None:
+def _store(room: Observation, step: int, observation: HostObservation) -> Observation:
+    """Keep an observation of the rollout; where it is kept."""
     if isinstance(room, dict):
         assert isinstance(observation, dict)
-        for key, part in room.items():
-            part[step].copy_(torch.from_numpy(np.asarray(observation[key])))
-    else:
-        room[step].copy_(torch.from_numpy(np.asarray(observation)))
-
-
-def _at(room: Observation, step: int) -> Observation:
-    return {key: part[step] for key, part in room.items()} if isinstance(room, dict) else room[step]
+        return {key: part[step].copy_(torch.from_numpy(np.asarray(observation[key]))) for key, part in room.items()}
+    return room[step].copy_(torch.from_numpy(np.asarray(observation)))
