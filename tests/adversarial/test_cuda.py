@@ -7,7 +7,8 @@ import torch
 from stable_baselines3.common.env_util import make_vec_env
 
 from driftproof.adversarial import PerturbationConfig, SAPPOConfig, StatePerturbation, evaluate_under_attack
-from driftproof.ppo import DistributionalPPO, training
+from driftproof.learner import learner
+from driftproof.ppo import DistributionalPPO
 
 pytestmark = pytest.mark.gpu
 
@@ -49,11 +50,11 @@ def test_is_attacked(policy, mixed_precision):
 def test_an_update_waits_for_the_device_once(policy, monkeypatch):
     model = agent(policy)
     model.learn(512)
-    train, log = model.train, training.log
+    train, fetch = model.train, learner.fetch
 
-    def logging_may_wait(*args):
+    def fetching_may_wait(*args):
         torch.cuda.set_sync_debug_mode("default")
-        log(*args)
+        return fetch(*args)
 
     def without_waiting():
         torch.cuda.set_sync_debug_mode("error")
@@ -62,7 +63,7 @@ def test_an_update_waits_for_the_device_once(policy, monkeypatch):
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(training, "log", logging_may_wait)
+    monkeypatch.setattr(learner, "fetch", fetching_may_wait)
     model.train = without_waiting
     model.learn(384, reset_num_timesteps=False)
 

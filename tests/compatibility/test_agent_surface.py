@@ -12,7 +12,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 
-from driftproof.ppo import DistributionalPPO, algorithm
+from driftproof.ppo import DistributionalPPO, base
 
 NETWORKS = {"net_arch": [8]}
 
@@ -35,7 +35,7 @@ def test_logs_are_written_between_rollouts():
 
 @policies
 def test_rewards_may_be_scaled_by_vec_normalize_and_are_noted_once(policy, monkeypatch, tmp_path):
-    monkeypatch.setattr(algorithm, "_said", set())
+    monkeypatch.setattr(base, "_said", set())
     env = VecNormalize(make_vec_env("CartPole-v1", n_envs=2))
     with pytest.warns(UserWarning, match="scales rewards, which is not needed"):
         model = small(env, policy)

@@ -174,7 +174,7 @@ def test_agents_learn_in_it(tmp_path, bars):
     agent = DistributionalPPO("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")
     agent.learn(128)
     assert agent.num_timesteps == 128
-    assert agent.edge.is_whole
+    assert agent.worker.is_whole
 
 
 @pytest.mark.parametrize("index", ["sp500", "nasdaq"])

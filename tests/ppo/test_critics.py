@@ -593,7 +593,7 @@ class TestCategorical:
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
 @pytest.mark.parametrize("samples", [1, 8, 1024])
 def test_predictions_of_a_rollout_do_not_depend_on_how_many_steps_critics_see_at_once(monkeypatch, policy, samples):
-    monkeypatch.setattr("driftproof.ppo.collection._SAMPLES_PER_PREDICTION", samples)
+    monkeypatch.setattr("driftproof.learner.collector._SAMPLES_PER_PREDICTION", samples)
     model = agent(scripted(*LENGTHS), policy, n_steps=7, batch_size=21)
 
     def compare(model):

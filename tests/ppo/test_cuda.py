@@ -7,7 +7,8 @@ import pytest
 import torch
 from stable_baselines3.common.env_util import make_vec_env
 
-from driftproof.ppo import DistributionalPPO, training
+from driftproof.learner import learner
+from driftproof.ppo import DistributionalPPO
 
 pytestmark = pytest.mark.gpu
 
@@ -33,7 +34,7 @@ def assert_same_update(a, b, before):
 def pair_of_agents(**settings):
     """The same twice, one without its graph. Both run cores step by step."""
     eager, graphed = (agent(**settings, cuda_graph=True) for _ in range(2))
-    eager._take_step = eager._step
+    eager.learner.take_step = eager.learner.step
     return eager, graphed
 
 
@@ -137,11 +138,11 @@ def test_an_update_waits_for_the_device_once(cuda_graph, use_sde, monkeypatch):
     settings = {"target_kl": 0.01, "kl_penalty": True, "clip_range_vf": 0.2, "use_sde": use_sde}
     model = agent(env="Pendulum-v1", cuda_graph=cuda_graph, **settings)
     model.learn(256)
-    train, log = model.train, training.log
+    train, fetch = model.train, learner.fetch
 
-    def logging_may_wait(*args):
+    def fetching_may_wait(*args):
         torch.cuda.set_sync_debug_mode("default")
-        log(*args)
+        return fetch(*args)
 
     def without_waiting():
         torch.cuda.set_sync_debug_mode("error")
@@ -150,7 +151,7 @@ def test_an_update_waits_for_the_device_once(cuda_graph, use_sde, monkeypatch):
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(training, "log", logging_may_wait)
+    monkeypatch.setattr(learner, "fetch", fetching_may_wait)
     model.train = without_waiting
     model.learn(384, reset_num_timesteps=False)
 

@@ -180,13 +180,13 @@ def test_state_dependent_exploration(tmp_path, kind, kwargs, sde):
 
 def test_the_first_update_keeps_values_and_parts_the_critics(tmp_path, monkeypatch):
     """The return scale comes with the first rollout; heads are rescaled to it, and no value changes by that."""
-    from driftproof.ppo import training
+    from driftproof.learner.learner import Learner
 
     model = trained(tmp_path / "sb3", RecurrentPPO, policy_kwargs=SMALL, clip_range=0.1)
     agent = from_sb3(
         tmp_path / "sb3.zip", World(), device="cpu", optimizer_class="adam", clip_range_vf=0.1, vf_coef=1.0
     )
-    original, seen = training.optimize, []
+    original, seen = Learner._optimize, []
 
     def watched(*arguments):
         rollout = arguments[1]
@@ -198,10 +198,10 @@ def test_the_first_update_keeps_values_and_parts_the_critics(tmp_path, monkeypat
         seen.append(True)
         return original(*arguments)
 
-    monkeypatch.setattr(training, "optimize", watched)
+    monkeypatch.setattr(Learner, "_optimize", watched)
     agent.learn(32)
     assert seen == [True]
-    monkeypatch.setattr(training, "optimize", original)
+    monkeypatch.setattr(Learner, "_optimize", original)
     agent.learn(320)
     observation = np.random.default_rng(0).uniform(-1, 1, (100, 3)).astype(np.float32)
     one, other = agent.predict_quantiles(observation)[0]

@@ -353,7 +353,7 @@ class TestStop:
 
         spy = StepSpy(monkeypatch)
         model = learner(target_kl=limit / 1.5, kl_stop=mode, **arguments)
-        model._step.undo = undo
+        model.learner.step.undo = undo
         (log,) = learn(model)
         assert torch.equal(weights(model), before[expected])
         assert log["kl/stopped"] == 1
@@ -459,8 +459,8 @@ class TestDeviceForm:
             with monkeypatch.context() as patch:
                 spoil(patch, spoiled)
                 model = learner(n_epochs=4, variance_gradient_scaling=True, **{"learning_rate": 0.01, **arguments})
-                assert not model._step.undo
-                model._step.undo = undo
+                assert not model.learner.step.undo
+                model.learner.step.undo = undo
                 logs = learn(model, updates)
                 results.append((state_of(model), logs))
         return results
@@ -515,7 +515,7 @@ class TestDeviceForm:
                 spoil(patch, {0})
                 model = learner()
                 model.set_parameters(single.get_parameters())
-                model._step.undo = undo
+                model.learner.step.undo = undo
                 learn(model)
                 states.append(state_of(model))
         assert_same(*states)
@@ -609,7 +609,7 @@ class TestNotFinite:
     def test_is_skipped_and_counted_and_changes_nothing(self, monkeypatch, what, undo):
         before, after = [], []
         model = learner(n_epochs=2, variance_gradient_scaling=True, optimizer_class="adaptive_upgd", learning_rate=0.01)
-        model._step.undo = undo
+        model.learner.step.undo = undo
         if what == "loss":
             spoil(monkeypatch, {4})
         else:
@@ -642,15 +642,15 @@ class TestNotFinite:
                 return self.norm(super().forward(observations))
 
         model = learner(policy_kwargs={"features_extractor_class": Normalising}, n_epochs=1)
-        model._step.undo = undo
+        model.learner.step.undo = undo
         norm = model.policy.features_extractor.norm
         seen = []
-        finish = model._step._finish
+        finish = model.learner.step._finish
 
         def spoiled(loss, go_on, c):
             return finish(loss * (math.nan if len(seen) == 1 else 1.0), go_on, c)
 
-        step = model._step
+        step = model.learner.step
 
         def taking(batch, c):
             result = step(batch, c)
@@ -658,7 +658,7 @@ class TestNotFinite:
             return result
 
         monkeypatch.setattr(step, "_finish", spoiled)
-        model._take_step = taking
+        model.learner.take_step = taking
         model.learn(model.n_steps * model.n_envs)
         assert seen == [1, 1, 2]
         assert norm.running_mean.isfinite().all()
@@ -667,7 +667,7 @@ class TestNotFinite:
     def test_too_many_in_a_row_end_training(self, monkeypatch, undo):
         spoil(monkeypatch, {2, 3, 4, 5})
         model = learner(n_epochs=4, skip_limit=4)
-        model._step.undo = undo
+        model.learner.step.undo = undo
         with pytest.raises(TrainingError, match=r"^4 minibatches in a row"):
             learn(model)
         assert weights(model).isfinite().all()
@@ -687,7 +687,7 @@ class TestNotFinite:
         """They have not been looked at; the host does not even compute them."""
         spoil(monkeypatch, range(12, 100))
         model = learner(n_epochs=6, learning_rate=0.01, skip_limit=5, **SOON)
-        model._step.undo = True
+        model.learner.step.undo = True
         (log,) = learn(model)
         assert log["kl/stopped"] == 1
         assert log["train/skipped_minibatches"] == 0
@@ -805,13 +805,13 @@ class TestSynchronisation:
             cvar_alpha=0.5,
             variance_gradient_scaling=True,
         )
-        model._step.undo = True
+        model.learner.step.undo = True
         model.vgs._statistics.on_host = False
         updates = self.counted(monkeypatch, model)
         # Indices of minibatches are made on the host, and only looked at there; the entropy schedule lives there.
         on_host = [("minibatches", "numpy"), ("_plain", "item")]
         own = [[read for read in reads if read[1:] not in on_host] for reads in updates]
-        fetching = ("driftproof.ppo.training", "log", "tolist")
+        fetching = ("driftproof.learner.metrics", "fetch", "tolist")
         # The very first step creates the state of the optimizer.
         assert own == [[("driftproof.learner.step", "_take_or_undo", "__bool__"), fetching], [fetching], [fetching]]
 

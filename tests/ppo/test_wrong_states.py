@@ -86,7 +86,7 @@ AGENTS = [everything, gru, feed_forward, continuing, exploring]
 
 def trained(make):
     agent = make().learn(3 * UPDATE)
-    agent.edge.restart(5) if make is everything else None
+    agent.worker.restart(5) if make is everything else None
     return agent
 
 
@@ -94,7 +94,7 @@ def whole_state(agent):
     """Also what the tree does not hold: what is in force, and what the next rollout begins with."""
     own = {"lr": [group["lr"] for group in agent.policy.optimizer.param_groups]}
     own["current"] = {name: agent.hyperparams.current(name) for name in agent.hyperparams}
-    own["last_obs"], own["forget"] = agent._last_obs, agent._forget
+    own["last_obs"], own["forget"] = agent._last_obs, agent.worker.state is None
     return copy_tree({"tree": agent.current_states(), **own})
 
 

@@ -55,7 +55,7 @@ class AdversaryEnv(VecEnvWrapper):
 
     def step_wait(self) -> VecEnvStepReturn:
         self._observation, rewards, dones, infos = self.venv.step_wait()
-        self.victim.forget(dones | resets(infos))
+        self.victim.reset_state(dones | resets(infos))
         return self._observation, -rewards, dones, infos
 
 
@@ -110,7 +110,7 @@ class LearnedAttack:
         """What the victim is shown; the adversary remembers what there was to see."""
         if starts.all():
             self.player.begin(len(starts))
-        self.player.forget(starts)
+        self.player.reset_state(starts)
         return self.attack.move(observation, self.player.act(observation))
 
 

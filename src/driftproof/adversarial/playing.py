@@ -15,9 +15,9 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from torch import Tensor
 
+from driftproof.learner.collector import reset_state
 from driftproof.nn.types import Observation, PolicyState
 from driftproof.ppo import DistributionalPPO
-from driftproof.ppo.collection import forget
 from driftproof.ppo.generators import unchanged_generators
 from driftproof.ppo.normalizer import statistics_of
 
@@ -42,9 +42,9 @@ class Player:
         """Remember nothing, in so many episodes."""
         self.state = self.policy.initial_state(envs)
 
-    def forget(self, starts: Flags) -> None:
+    def reset_state(self, starts: Flags) -> None:
         """Remember nothing where episodes start."""
-        self.state = forget(self.state, starts)
+        self.state = reset_state(self.state, starts)
 
     @torch.no_grad()
     def act(self, observation: Observation) -> Tensor:
@@ -102,7 +102,7 @@ def _play(player: Player, env: VecEnv, perturb: Perturb | None, episodes: int) -
     player.begin(envs)
     running, returns = np.zeros(envs), []
     while left.any():
-        player.forget(starts)
+        player.reset_state(starts)
         tensors, _ = player.policy.obs_to_tensor(observation)  # type: ignore[arg-type]
         shown = tensors if perturb is None else perturb(player, tensors, starts)
         observation, rewards, dones, infos = env.step(player.act(shown).cpu().numpy())
@@ -127,7 +127,7 @@ def as_the_agent_sees_it(model: DistributionalPPO, env: GymEnv | str) -> Iterato
         if isinstance(env, str):
             env = make(env)
             stack.callback(env.close)
-        wrapped = model.normalizer.wrapped(model._wrap_env(env, 0))
+        wrapped = model.wrapped(env)
         if (wrapped.observation_space, wrapped.action_space) != (model.observation_space, model.action_space):
             raise ValueError(
                 f"the environment has observations {wrapped.observation_space} and actions {wrapped.action_space}, but "

@@ -176,7 +176,7 @@ def _train(agent: DistributionalPPO, settings: Config, run: RunFolder, total: in
                 how = "the last checkpoint is" if has_saved else "no checkpoint was written yet"
                 raise _stopped(folder, agent.num_timesteps, total, how) from None
     if interrupts.came and agent.num_timesteps < total:
-        how = "saved" if agent.edge.is_whole else "saved, but for running episodes (run.exact_resume: true is exact),"
+        how = "saved" if agent.worker.is_whole else "saved, but for running episodes (run.exact_resume: true is exact),"
         raise _stopped(folder, agent.num_timesteps, total, how)
 
 

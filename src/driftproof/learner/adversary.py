@@ -10,7 +10,6 @@ from torch import Tensor
 from driftproof._members import Number
 from driftproof.learner.hyperparams import Hyperparameter
 from driftproof.learner.rollout import Minibatch
-from driftproof.nn.policies import DistributionalPolicy
 from driftproof.nn.types import Evaluation
 
 
@@ -48,7 +47,7 @@ class Adversary(Protocol):
 class AdversarySettings(Protocol):
     """What users give the agent as ``adversarial``; the same may be given to many."""
 
-    def build(self, policy: DistributionalPolicy, seed: int | None) -> Adversary:
+    def build(self, policy: Any, seed: int | None) -> Adversary:
         """An adversary of one agent's own.
 
         Args:

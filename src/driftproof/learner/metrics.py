@@ -83,6 +83,15 @@ def step_metrics(steps: StepMetrics) -> dict[str, Tensor]:
     return metrics
 
 
+def fetch(metrics: Mapping[str, Tensor], steps: StepMetrics) -> tuple[dict[str, float], list[tuple[bool, bool]]]:
+    """All numbers of an update from the device, at once: the metrics, and ``finite`` and ``go_on`` of every step."""
+    flags = torch.cat((steps["finite"], steps["go_on"])).float()
+    flat = torch.cat([torch.stack([number.float() for number in metrics.values()]), flags]).tolist()
+    numbers, flat = flat[: len(metrics)], [flag > 0 for flag in flat[len(metrics) :]]
+    count = len(flat) // 2
+    return dict(zip(metrics, numbers, strict=True)), list(zip(flat[:count], flat[count:], strict=True))
+
+
 def critic_metrics(
     heads: Sequence[ValueHead],
     values: Sequence[Tensor],

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
-from driftproof.nn.policies import DistributionalPolicy
+from driftproof.learner.networks import Policy
 from driftproof.nn.segments import Segments
 from driftproof.nn.types import Observation, PolicyState, map_observation
 
@@ -77,18 +76,18 @@ class Rollout:
     forgotten where an episode starts there.
 
     Args:
-        policy: Whose rollout.
+        policy: Acts in it.
         steps: T.
         envs: N.
         chunk: K, steps that stay together in a minibatch. Where it does not divide T, the last chunk is padded.
     """
 
-    def __init__(self, policy: DistributionalPolicy, steps: int, envs: int, chunk: int) -> None:
+    def __init__(self, policy: Policy, steps: int, envs: int, chunk: int) -> None:
         self.steps, self.envs, self.chunk = steps, envs, chunk
         self.device = device = policy.device
         shape = (steps, envs)
         distribution = policy.distribution
-        self.observations = _map_space(policy.observation_space, lambda s: _room(s, shape, device))
+        self.observations = _room(policy.observation_space, shape, device)
         self.actions = torch.zeros(*shape, *distribution.action_shape, dtype=distribution.action_dtype, device=device)
         self.parameters = torch.zeros(*shape, distribution.size, device=device)
         self.predictions = tuple(torch.zeros(*shape, head.outputs, device=device) for head in policy.heads)
@@ -96,6 +95,8 @@ class Rollout:
         self.last_predictions = tuple(torch.zeros(envs, head.outputs, device=device) for head in policy.heads)
         initial = policy.initial_state(envs)
         self.states = PolicyState(*(self._state_room(parts) for parts in initial))
+        self.last_state = initial
+        """Recurrent state after the last step."""
         # What comes from the environments stays on their side until the rollout ends.
         self.rewards = np.zeros(shape, dtype=np.float32)
         self.starts = np.zeros(shape, dtype=bool)
@@ -237,13 +238,14 @@ def _refuse(values: npt.NDArray[Any], what: str, step: int) -> None:
     )
 
 
-def _map_space(space: spaces.Space[Any], function: Callable[[spaces.Space[Any]], Tensor]) -> Observation:
-    if isinstance(space, spaces.Dict):
-        return {key: function(part) for key, part in space.items()}
-    return function(space)
+def _room(space: Any, shape: tuple[int, int], device: torch.device) -> Observation:
+    """Zeros for observations of a space of Gymnasium, or of anything that has ``shape`` and ``dtype``."""
+    if isinstance(parts := getattr(space, "spaces", None), Mapping):
+        return {key: _tensor_room(part, shape, device) for key, part in parts.items()}
+    return _tensor_room(space, shape, device)
 
 
-def _room(space: spaces.Space[Any], shape: tuple[int, int], device: torch.device) -> Tensor:
+def _tensor_room(space: Any, shape: tuple[int, int], device: torch.device) -> Tensor:
     dtype = torch.from_numpy(np.zeros(1, dtype=space.dtype)).dtype
     if dtype == torch.float64:
         dtype = torch.float32

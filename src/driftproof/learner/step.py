@@ -15,9 +15,9 @@ from driftproof.learner.adversary import Adversary
 from driftproof.learner.kl import KLStop, approximate_kl
 from driftproof.learner.losses import mean, policy_loss, value_loss
 from driftproof.learner.metrics import StepMetrics
+from driftproof.learner.networks import Policy
 from driftproof.learner.rollout import Minibatch
 from driftproof.nn.heads import ClipMode
-from driftproof.nn.policies import DistributionalPolicy
 from driftproof.nn.types import Evaluation
 from driftproof.optim import VarianceGradientScaler
 
@@ -54,7 +54,7 @@ class OptimizerStep:
 
     def __init__(
         self,
-        policy: DistributionalPolicy,
+        policy: Policy,
         optimizer: Optimizer,
         vgs: VarianceGradientScaler | None,
         stop: KLStop,

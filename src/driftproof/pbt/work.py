@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.logger import KVWriter
 
 from driftproof.pbt.config import OptimizerExploitStrategy
 from driftproof.pbt.member import MakeAgent, MakeCallback, Metric, Trainee
@@ -111,7 +111,7 @@ class Host:
         rows.clear()
         performance = trainee.train(order.updates)
         file = io.BytesIO()
-        write(file, agent.current_states(), config=agent.config(), exact=agent.edge.is_whole)
+        write(file, agent.current_states(), config=agent.config(), exact=agent.worker.is_whole)
         return Report(order.member, trainee.updates, performance, file.getvalue(), rows.taken(), refusal)
 
     def _prepare(self, trainee: Trainee, order: Order) -> str | None:
@@ -135,7 +135,7 @@ class Host:
         with unchanged_generators():
             agent = work.make_agent(order.member)
             rows = _Rows()
-            _log_to(agent, rows)
+            agent.add_log_output(rows)
             callback = None if work.make_callback is None else work.make_callback()
             trainee = Trainee(agent, work.total_updates, work.metric, callback)
             # From now on its environments are closed whatever goes wrong.
@@ -190,11 +190,3 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, np.ndarray | torch.Tensor):
         return value.ndim == 0
     return isinstance(value, Real | np.bool_)
-
-
-def _log_to(agent: Any, rows: KVWriter) -> None:
-    """Besides where its maker wants it to, which is nowhere unless it was given a logger."""
-    if agent._custom_logger:
-        agent.logger.output_formats.append(rows)
-    else:
-        agent.set_logger(Logger(None, [rows]))

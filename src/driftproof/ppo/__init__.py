@@ -1,12 +1,12 @@
 """Proximal policy optimisation with memory and distributional critics."""
 
 from driftproof.learner.hyperparams import Hyperparameters
+from driftproof.learner.learner import TrainingError
 from driftproof.learner.rollout import RolloutError
 from driftproof.ppo.algorithm import DistributionalPPO
 from driftproof.ppo.callbacks import SaveCheckpoints
 from driftproof.ppo.sb3_import import from_sb3, import_sb3
 from driftproof.ppo.schedules import Cosine, Linear
-from driftproof.ppo.training import TrainingError
 from driftproof.ppo.vector_env import GymnasiumVecEnv
 from driftproof.ppo.warm_start import warm_start
 

@@ -2,50 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import gymnasium
-import numpy as np
 import numpy.typing as npt
 import torch
-from gymnasium import Env
-from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
-from stable_baselines3.common.utils import check_for_correct_spaces
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.type_aliases import GymEnv
 from torch.optim import Optimizer
 
-from driftproof._arguments import ArgumentError, check_count, check_number
-from driftproof._batches import STEPS_AND_BATCH, Batches, cut, truncation
+from driftproof._arguments import check_count
+from driftproof._batches import STEPS_AND_BATCH, truncation
 from driftproof._optimizer_names import optimizer_name
-from driftproof.learner.adversary import Adversary, AdversarySettings
+from driftproof.learner.adversary import AdversarySettings
 from driftproof.learner.entropy import DecayStart, EntropySchedule
-from driftproof.learner.graph import GraphedStep
 from driftproof.learner.hyperparams import Schedule
 from driftproof.learner.kl import KLPenalty, KLStop, StopMode
+from driftproof.learner.learner import Learner
 from driftproof.learner.return_scale import ReturnScale, UnitScale
-from driftproof.learner.rollout import Rollout, failure_of_environment
-from driftproof.learner.step import OptimizerStep
 from driftproof.nn.actor_critic import as_policy
 from driftproof.nn.heads import ClipMode
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
-from driftproof.nn.types import PolicyState
 from driftproof.optim import VarianceGradientScaler
-from driftproof.ppo.collection import collect
 from driftproof.ppo.generators import Generators
-from driftproof.ppo.normalizer import Normalizer
 from driftproof.ppo.optimizers import DEFAULT_OPTIMIZER, make_optimizer, optimizer_class, optimizer_in_policy_kwargs
 from driftproof.ppo.persistence import Persistent
-from driftproof.ppo.progress import Counters, Edge
-from driftproof.ppo.sb3_views import RolloutView
 from driftproof.ppo.settings import (
     Setting,
     check_device,
@@ -58,9 +41,6 @@ from driftproof.ppo.settings import (
     policy_arguments,
     resolve_learning_rate,
 )
-from driftproof.ppo.spaces import check_spaces
-from driftproof.ppo.training import update
-from driftproof.ppo.vector_env import as_vec_env
 from driftproof.ppo.vgs_arguments import VGSArguments, resolve_vgs
 from driftproof.state import Stateful
 
@@ -79,16 +59,6 @@ _ATTRIBUTES = {
 """Where arguments are kept, if not under their names."""
 _NOT_STORED = {"env", "device", "_init_setup_model"}
 """Arguments that are no settings of the agent: they belong to the process that it is in."""
-
-
-_said: set[str] = set()
-
-
-def _say_once(text: str) -> None:
-    """Warn once in a process."""
-    if text not in _said:
-        _said.add(text)
-        warnings.warn(text, stacklevel=4)
 
 
 def _argument_names(kind: type[Any]) -> dict[str, None]:
@@ -179,10 +149,6 @@ class DistributionalPPO(Persistent):
     policy: DistributionalPolicy
     policy_class: type[DistributionalPolicy]
     _initial: dict[str, Any]
-    state: PolicyState
-    """What is remembered of the running episodes."""
-    pause_at: int | None = None
-    """Training returns after the update that reaches this step, its plan kept; :meth:`resume` goes on with it."""
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = dict(NAMED_POLICIES)
 
     _CHANGED_ON_LOAD: ClassVar[frozenset[str]] = frozenset(
@@ -334,7 +300,7 @@ class DistributionalPPO(Persistent):
 
     def _setup_model(self) -> None:
         """Build networks, optimizer and controllers, once the spaces are known. Called again, nothing happens."""
-        if "policy" in self.__dict__:
+        if self._is_built:
             return
         check_device(self)
         self.set_random_seed(self.seed)
@@ -343,278 +309,71 @@ class DistributionalPPO(Persistent):
         self.policy = self.policy_class(self.observation_space, self.action_space, **arguments)
         self.policy.to(self.device)
         check_heads(self)
-        self.policy.optimizer_class = optimizer_class(self.optimizer_class)
-        self.policy.optimizer_kwargs = {key: value for key, value in self.optimizer_kwargs.items() if key != "lr"}
-        self.policy.optimizer = make_optimizer(
-            self.policy.optimizer_class,
-            self.policy.parameters(),
-            1.0,  # The hyper-parameters set it.
-            self.policy.optimizer_kwargs,
-            capturable=self.device.type == "cuda",
-        )
-        self.vgs: VarianceGradientScaler | None = None
-        if self.variance_gradient_scaling:
-            self.vgs = VarianceGradientScaler(self.policy.named_parameters(), **self.vgs_kwargs)
-            if self.vgs.apply_to == "update":
-                self.vgs.attach(self.policy.optimizer)
-        scale = ReturnScale if self.policy.predicts_distributions else UnitScale
-        self.return_scale = self.policy.value_scale = scale(self.return_scale_decay, self.device)
-        self.entropy = EntropySchedule(**self.entropy_kwargs)
-        target = self._initial["target_kl"]
-        self.kl_stop = KLStop(
-            target if self.kl_stop_mode is not None else None,
-            self.kl_stop_mode or "absolute",
-            patience=3 if self.kl_stop_patience is None else self.kl_stop_patience,
-            fraction=0.25 if self.kl_stop_fraction is None else self.kl_stop_fraction,
-            device=self.device,
-        )
-        self.kl_penalty: KLPenalty | None = None
-        if self.kl_penalty_kwargs is not None:
-            self.kl_penalty = KLPenalty(target, **self.kl_penalty_kwargs, device=self.device)
-        self.adversary: Adversary | None = None
-        if self.adversarial is not None:
-            self.adversary = self.adversarial.build(self.policy, self.seed)
+        self.learner = self._make_learner()
+        # Stable-Baselines3 looks for them there.
+        self.policy.optimizer, self.policy.value_scale = self.learner.optimizer, self.learner.return_scale
         self.hyperparams = collect_hyperparams(self)
-        self._step = self._make_step()
-        self._take_step: OptimizerStep | GraphedStep = self._step
-        if self.cuda_graph:
-            self._take_step = GraphedStep(self._step, self._captured_settings)
-        self._rollout: Rollout | None = None
-        self._forget = True
-        self._in_rollout = False
-        self.normalizer = Normalizer()
+        self.counters.learner = self.learner
+        self.worker.policy, self.worker.seed, self.worker.window = self.policy, self.seed, self._stats_window_size
         if self.env is not None:
             self.normalizer.attach(self.env)
-        self.counters, self.edge = Counters(self), Edge(self)
-        possible: dict[str, Stateful | None] = {
-            "policy": self.policy,
-            "optimizer": self.policy.optimizer,
-            "vgs": self.vgs,
-            "kl_penalty": self.kl_penalty,
-            "return_scale": self.return_scale,
-            "entropy": self.entropy,
+        components: dict[str, Stateful] = {
+            **self.learner.components(),
             "normalizer": self.normalizer,
-            "adversary": self.adversary,
             "hyperparams": self.hyperparams,
             "counters": self.counters,
-            "rollout": self.edge,
-            "random": Generators(self),
+            "rollout": self.worker,
+            "random": Generators(self.worker, self.device),
         }
-        components = {name: component for name, component in possible.items() if component is not None}
         self._built_in = tuple(components)
         for name, component in components.items():
             self.register(name, component)
-        self._known_attributes = frozenset((*vars(self), "state"))
+        self._known_attributes = frozenset(vars(self))
+        self._is_built = True
 
-    @property
-    def batches(self) -> Batches:
-        """How a rollout is cut into sequences and minibatches."""
-        if not self.policy.is_recurrent and self.sequence_length not in (None, 1):
-            raise ValueError(
-                f"sequence_length={self.sequence_length} is for recurrent policies; "
-                f"{type(self.policy).__name__} is none"
-            )
-        return cut(self.n_steps, self.n_envs, self.batch_size, self.sequence_length, self.policy.is_recurrent)
-
-    @property
-    def optimizer_steps_per_update(self) -> int:
-        """Minibatches of all epochs of an update."""
-        return int(self.n_epochs) * self.batches.per_epoch
-
-    def _captured_settings(self) -> dict[str, float]:
-        """Hyper-parameters that a captured step does not read from tensors."""
-        return {name: value for name, value in self.hyperparams.items() if "." in name}
-
-    def _clip_mode(self) -> ClipMode | None:
-        if self._initial["clip_range_vf"] is None:
-            return None
-        return self.value_clip_mode or "mean_only"
-
-    def clip_mode_changed(self) -> None:
-        """See to it that predictions are clipped from now on, or no longer."""
-        self._step.clip_mode = self._clip_mode()
-        self.state_was_loaded()
-
-    def _make_step(self) -> OptimizerStep:
-        def autocast() -> contextlib.AbstractContextManager[object]:
-            if not self.mixed_precision:
-                return contextlib.nullcontext()
-            return torch.autocast(self.device.type, torch.bfloat16)
-
-        return OptimizerStep(
-            self.policy,
-            self.policy.optimizer,
-            self.vgs,
-            self.kl_stop,
-            self._clip_mode(),
-            self.kl_penalty is not None,
-            autocast,
-            self.adversary,
+    def _make_learner(self) -> Learner:
+        policy, target = self.policy, self._initial["target_kl"]
+        policy.optimizer_class = optimizer_class(self.optimizer_class)
+        policy.optimizer_kwargs = {key: value for key, value in self.optimizer_kwargs.items() if key != "lr"}
+        optimizer = make_optimizer(
+            policy.optimizer_class,
+            policy.parameters(),
+            1.0,  # The hyper-parameters set it.
+            policy.optimizer_kwargs,
+            capturable=self.device.type == "cuda",
+        )
+        vgs = kl_penalty = adversary = None
+        if self.variance_gradient_scaling:
+            vgs = VarianceGradientScaler(policy.named_parameters(), **self.vgs_kwargs)
+        if self.kl_penalty_kwargs is not None:
+            kl_penalty = KLPenalty(target, **self.kl_penalty_kwargs, device=self.device)
+        if self.adversarial is not None:
+            adversary = self.adversarial.build(policy, self.seed)
+        scale = ReturnScale if policy.predicts_distributions else UnitScale
+        return Learner(
+            policy,
+            optimizer,
+            vgs=vgs,
+            return_scale=scale(self.return_scale_decay, self.device),
+            entropy=EntropySchedule(**self.entropy_kwargs),
+            kl_stop=KLStop(
+                target if self.kl_stop_mode is not None else None,
+                self.kl_stop_mode or "absolute",
+                patience=3 if self.kl_stop_patience is None else self.kl_stop_patience,
+                fraction=0.25 if self.kl_stop_fraction is None else self.kl_stop_fraction,
+                device=self.device,
+            ),
+            kl_penalty=kl_penalty,
+            adversary=adversary,
+            value_clip_mode=self.value_clip_mode or "mean_only",
+            cuda_graph=self.cuda_graph,
+            mixed_precision=self.mixed_precision,
         )
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         if policy_name not in self.policy_aliases:
             raise ValueError(f"Unknown policy {policy_name!r}; use one of {', '.join(self.policy_aliases)}, or a class")
         return self.policy_aliases[policy_name]
-
-    @staticmethod
-    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        env = as_vec_env(env) or env
-        if isinstance(env, Env | VecEnv):
-            check_spaces(env.observation_space, env.action_space)
-        wrapped = BaseAlgorithm._wrap_env(env, verbose, monitor_wrapper)
-        normalizer = unwrap_vec_normalize(wrapped)
-        if normalizer is not None and normalizer.norm_reward:
-            _say_once(
-                "VecNormalize scales rewards, which is not needed here: the agent keeps a running scale of returns and "
-                "follows that of the wrapper; norm_reward=False shows values in units of rewards"
-            )
-        return wrapped
-
-    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        """Train in another environment from now on.
-
-        Args:
-            env: The environment, with the same spaces as before, and as many of them, if there was one.
-            force_reset: Begin with new episodes; ``False``: it is where the last one was.
-        """
-        env = self._wrap_env(gymnasium.make(env) if isinstance(env, str) else env, self.verbose)
-        if "normalizer" in self.__dict__:
-            env = self.normalizer.wrapped(env)
-        if hasattr(self, "observation_space"):
-            check_for_correct_spaces(env, self.observation_space, self.action_space)
-        else:
-            self.observation_space, self.action_space = env.observation_space, env.action_space
-        if self.env is not None and env.num_envs != self.n_envs:
-            raise ArgumentError(
-                f"set_env() got {env.num_envs} environments for an agent with {self.n_envs}: rollouts and minibatches "
-                "would have another size; save the agent and use load(path, env), which takes any number"
-            )
-        if "normalizer" in self.__dict__:
-            self.normalizer.attach(env)
-            self.edge.reset_seed = None
-        # Files may come from another number of environments: memories and the room for rollouts belong to it.
-        force_reset = force_reset or getattr(self, "n_envs", None) != env.num_envs
-        self.n_envs = env.num_envs
-        super().set_env(env, force_reset)
-        self._rollout = None
-
-    def reset_lstm_states_to_initial(self) -> None:
-        """Forget what is remembered of the running episodes, as if they began with the next step."""
-        self._forget = True
-        if self._last_episode_starts is not None and self._last_obs is not None:
-            self.state = self.policy.initial_state(self.n_envs)
-            self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
-
-    def learn(
-        self: Self,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        log_interval: int | None = 1,
-        tb_log_name: str = "DistributionalPPO",
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-    ) -> Self:
-        """Train for at least this many steps of environments, in whole rollouts.
-
-        Args:
-            total_timesteps: Steps, all environments together.
-            callback: Called at every step.
-            log_interval: Updates between log entries; ``None``: none, callbacks may write them.
-            tb_log_name: Name of the run.
-            reset_num_timesteps: Count from zero, and reset environments; otherwise go on.
-            progress_bar: Show one.
-        """
-        if self.env is None:
-            raise ValueError("there is no environment to learn from: call set_env(env) first")
-        if "policy" not in self.__dict__:
-            raise ValueError("there are no networks yet: call _setup_model() first")
-        check_number("total_timesteps", total_timesteps, at_least=0)
-        if log_interval is not None:
-            check_count("log_interval", log_interval, at_least=1)
-        if reset_num_timesteps or self._last_obs is None:
-            self._forget, self.edge.reset_seed = True, None
-        # The name that callbacks of Stable-Baselines3 look for.
-        total_timesteps, callbacks = self._setup_learn(
-            total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
-        )
-        callbacks.on_training_start(locals(), globals())
-        iteration = 0
-        while self.num_timesteps < min(total_timesteps, self.pause_at or total_timesteps):
-            if not self.collect_rollouts(self.env, callbacks):
-                break
-            iteration += 1
-            self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
-            if log_interval is not None and iteration % log_interval == 0:
-                self.dump_logs(iteration)
-            self.train()
-            self._in_rollout = False
-        callbacks.on_training_end()
-        return self
-
-    def dump_logs(self, iteration: int = 0) -> None:
-        """Write what was logged up to now.
-
-        Args:
-            iteration: Rollouts of this training, to be logged too; 0: unknown.
-        """
-        OnPolicyAlgorithm.dump_logs(self, iteration)  # type: ignore[arg-type]
-
-    @property
-    def lr_schedule(self) -> Schedule:
-        """The learning rate as a function of the remaining progress; another one may be set."""
-        return partial(self.hyperparams.at, "learning_rate")
-
-    @lr_schedule.setter
-    def lr_schedule(self, schedule: Schedule) -> None:
-        self.hyperparams.set_schedule("learning_rate", schedule)
-
-    @property
-    def rollout_buffer(self) -> RolloutView:
-        """The last rollout, by Stable-Baselines3's names."""
-        return RolloutView(self, self._room())
-
-    def collect_rollouts(
-        self,
-        env: VecEnv,
-        callback: BaseCallback,
-        rollout_buffer: RolloutView | None = None,
-        n_rollout_steps: int | None = None,
-    ) -> bool:
-        """Act for one rollout, which :attr:`rollout_buffer` then shows.
-
-        Args:
-            env: The agent's environments.
-            callback: Called at every step; :meth:`_setup_learn` makes one.
-            rollout_buffer: Is not needed: rollouts have one place.
-            n_rollout_steps: Is not needed either, it is ``n_steps``.
-
-        Returns:
-            Whether training goes on.
-        """
-        if n_rollout_steps not in (None, self.n_steps):
-            raise ValueError(f"n_rollout_steps={n_rollout_steps}: rollouts have n_steps={self.n_steps} steps")
-        if self._forget:
-            self.state, self._forget = self.policy.initial_state(self.n_envs), False
-        try:
-            return collect(self, env, callback, self._room())
-        except Exception as error:
-            if failure_of_environment(error) is not None:
-                # Whatever state the environments are in, the next rollout begins with new episodes.
-                self._last_obs = None
-            raise
-
-    def _room(self) -> Rollout:
-        """Room for rollouts, of the shape that settings and environments ask for."""
-        shape = (self.n_steps, self.n_envs, self.batches.sequence_length)
-        if self._rollout is None or self._rollout.shape != shape:
-            self._rollout = Rollout(self.policy, *shape)
-        return self._rollout
-
-    def train(self) -> None:
-        """One update: several epochs over the rollout."""
-        assert self._rollout is not None
-        update(self, self._rollout)
 
     def predict(
         self,
@@ -645,25 +404,6 @@ class DistributionalPPO(Persistent):
         quantiles = [head.quantiles(p) for head, p in zip(self.policy.heads, predictions, strict=True)]
         return self.return_scale.decode(torch.stack(quantiles)).cpu().numpy(), state
 
-    def resume(
-        self: Self,
-        callback: MaybeCallback = None,
-        log_interval: int | None = 1,
-        tb_log_name: str = "DistributionalPPO",
-        progress_bar: bool = False,
-    ) -> Self:
-        """Train on to the total that the last :meth:`learn` planned, here or before the agent was saved.
-
-        The arguments are those of :meth:`learn`.
-        """
-        if self._total_timesteps <= self.num_timesteps:
-            raise ValueError(
-                f"{self.num_timesteps} of {self._total_timesteps} planned steps are done: nothing is left to resume; "
-                "use learn(total_timesteps, reset_num_timesteps=False) for more"
-            )
-        remaining = self._total_timesteps - self.num_timesteps
-        return self.learn(remaining, callback, log_interval, tb_log_name, False, progress_bar)
-
     @classmethod
     def setting_names(cls) -> set[str]:
         return set(_argument_names(cls)) - _NOT_STORED
@@ -676,7 +416,7 @@ class DistributionalPPO(Persistent):
                 result[name] = self.entropy_kwargs[name]
             elif isinstance(getattr(type(self), name, None), Setting):
                 result[name] = self._initial[name]
-                if "hyperparams" in self.__dict__ and name in self.hyperparams:
+                if self._is_built and name in self.hyperparams:
                     result[name] = self.hyperparams.schedule(name) or self.hyperparams[name]
             elif name not in _NOT_STORED:
                 attribute = _ATTRIBUTES.get(name, name)
@@ -695,5 +435,4 @@ class DistributionalPPO(Persistent):
 
     def state_was_loaded(self) -> None:
         self.hyperparams.advance(self._current_progress_remaining)
-        if isinstance(self._take_step, GraphedStep):
-            self._take_step.forget()
+        self.learner.tensors_were_replaced()

@@ -81,7 +81,7 @@ class SaveCheckpoints(BaseCallback):
 
     def _on_training_end(self) -> None:
         # Within a rollout nothing has been learned since the last update, and the last checkpoint is the better one.
-        if self.model.num_timesteps != self._saved_at and not self.model._in_rollout:
+        if self.model.num_timesteps != self._saved_at and not self.model.worker.in_rollout:
             self._save()
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -103,13 +103,13 @@ class SaveCheckpoints(BaseCallback):
     def _save(self) -> None:
         agent = self.model
         if self.restart_environments and self._updates() % self.every == 0:
-            agent.edge.restart(((agent.seed or 0) * 1_000_003 + agent.num_timesteps) % _SEEDS)
+            agent.worker.restart(((agent.seed or 0) * 1_000_003 + agent.num_timesteps) % _SEEDS)
         self._saved_at = agent.num_timesteps
         episodes = agent.ep_info_buffer
         score = float(safe_mean([episode["r"] for episode in episodes])) if episodes else None
         saver = self._writer or self.store
         saver.save(
-            agent.current_states(), agent.num_timesteps, config=agent.config(), exact=agent.edge.is_whole, score=score
+            agent.current_states(), agent.num_timesteps, config=agent.config(), exact=agent.worker.is_whole, score=score
         )
         if self.verbose:
             print(f"checkpoint at step {agent.num_timesteps} in {self.store.folder}")

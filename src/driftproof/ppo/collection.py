@@ -4,94 +4,74 @@ from __future__ import annotations
 
 import multiprocessing.connection
 import traceback
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
 from torch import Tensor
 
+from driftproof.learner.collector import Collector
+from driftproof.learner.learner import Learner
 from driftproof.learner.rollout import HostObservation, Rollout, check_observation, check_rewards, mark_failure
-from driftproof.nn.types import Observation, PolicyState, RolloutStep
-from driftproof.ppo.sb3_views import Deferred, RolloutView
-from driftproof.ppo.training import values_of
-
-if TYPE_CHECKING:
-    from driftproof.ppo.algorithm import DistributionalPPO
+from driftproof.ppo.sb3_views import Deferred
+from driftproof.ppo.worker import Worker
 
 
-_SAMPLES_PER_PREDICTION = 1024
-"""Samples that wait for the critics' predictions at most, unless the steps of one chunk have more."""
-
-
-def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollout: Rollout) -> bool:
+def collect(
+    worker: Worker,
+    learner: Learner,
+    rollout: Rollout,
+    callback: BaseCallback,
+    sde_sample_freq: int,
+    count_episodes: Callable[[list[dict[str, Any]], npt.NDArray[np.bool_]], None],
+) -> bool:
     """Fill the rollout; ``False`` if the callback wants training to end.
 
-    While the environments wait, cores remember and the actor acts. Predictions of returns follow for many steps
-    together, and log-probabilities in the update, at once.
+    Args:
+        worker: Owns the environments.
+        learner: Whose policy acts.
+        rollout: Is overwritten.
+        callback: Called at every step.
+        sde_sample_freq: Steps between draws of the exploration matrices of gSDE.
+        count_episodes: Is given the infos and the ends of episodes of every step.
     """
-    callback.on_rollout_start()
-    agent._in_rollout, agent.edge.reset_seed = True, None
-    policy, distribution = agent.policy, agent.policy.distribution
-    policy.set_training_mode(False)
-    # Weights must not change until the rollout ends.
-    step_policy = policy.stepper()
-    noise = policy.rollout_noise(rollout.steps, rollout.envs, agent.sde_sample_freq)
-    # Without memory a chunk is a single step: too few samples for a call of the critics.
-    steps_per_prediction = max(rollout.chunk, _SAMPLES_PER_PREDICTION // rollout.envs)
-    ends: list[tuple[int, npt.NDArray[np.int64], Tensor]] = []
-    memories: list[Tensor] = []
-    for bootstrap in rollout.bootstraps:
-        bootstrap.zero_()
-
-    callback.update_locals(
-        {
-            "self": agent,
-            "env": env,
-            "callback": callback,
-            "n_rollout_steps": rollout.steps,
-            "rollout_buffer": RolloutView(agent, rollout),
-        }
-    )
-    _check_observation(agent, agent._last_obs, 0)
+    env, counters, distribution = worker.env, worker.counters, learner.policy.distribution
+    assert env is not None
+    normalizer = unwrap_vec_normalize(env)
+    worker.in_rollout, worker.reset_seed = True, None
+    collector = Collector(learner.policy, rollout, worker.recurrent_state, sde_sample_freq)
+    _check_observation(normalizer, worker.observation, 0)
     for step in range(rollout.steps):
-        observation, starts = agent._last_obs, agent._last_episode_starts
-        assert observation is not None
-        assert starts is not None
-        rollout.starts[step] = starts
-        with torch.inference_mode():
-            stored = _store(rollout.observations, step, observation)
-            state = forget(agent.state, starts)
-            rollout.store_state(step, state)
-            parameters, memory, state, latent = step_policy(stored, state)
-            memories.append(memory)
-            action = distribution.sample(parameters, noise(step, parameters, latent))
-            rollout.parameters[step] = parameters
-            rollout.actions[step] = action
-            actions = distribution.to_env(action).cpu().numpy()
+        assert worker.observation is not None
+        assert worker.starts is not None
+        # Callbacks may have reset it.
+        collector.state = worker.recurrent_state
+        actions = collector.act(worker.observation, worker.starts)
         new_obs, rewards, dones, infos = _step_env(env, actions, step)
         check_rewards(rewards, step)
-        _check_observation(agent, new_obs, step)
+        _check_observation(normalizer, new_obs, step)
         # A step in which a vector environment only resets is no transition, and an episode of its own.
         resets = np.fromiter((info.get("autoreset", False) for info in infos), bool, len(infos))
         ends_here = dones | resets
         # Before the callback, which may end training here: the next one goes on from where the environments are.
-        agent.state, agent._last_obs, agent._last_episode_starts = state, new_obs, ends_here
-        agent.num_timesteps += env.num_envs
+        worker.state, worker.observation, worker.starts = collector.state, new_obs, ends_here
+        counters.num_timesteps += env.num_envs
 
         # By the names of Stable-Baselines3.
         callback.update_locals(
             {
                 "n_steps": step + 1,
-                "obs_tensor": stored,
+                "obs_tensor": collector.observation,
                 "actions": actions,
                 "clipped_actions": actions,
-                "values": Deferred(partial(_values, agent, memory)),
-                "log_probs": Deferred(partial(distribution.log_prob, parameters, action)),
+                "values": Deferred(partial(_values, learner, collector.memory)),
+                "log_probs": Deferred(partial(distribution.log_prob, collector.parameters, collector.chosen)),
                 "new_obs": new_obs,
                 "rewards": rewards,
                 "dones": dones,
@@ -101,41 +81,27 @@ def collect(agent: DistributionalPPO, env: VecEnv, callback: BaseCallback, rollo
         if not callback.on_step():
             return False
 
-        agent._update_info_buffer(infos, dones)
-        rollout.valid[step] = ~resets
-        rollout.rewards[step] = rewards
-        rollout.dones[step] = ends_here
+        count_episodes(infos, dones)
         truncated = _truncated(infos, dones)
-        rollout.truncated[step] = truncated
-        if truncated.any():
-            ends.append(_remember_end(step_policy, agent, infos, step, np.flatnonzero(truncated)))
-        if len(memories) == steps_per_prediction or step == rollout.steps - 1:
-            _predict(policy, memories, rollout, step)
-            memories.clear()
+        collector.record(rewards, ends_here, truncated, _last_observations(infos, truncated), ~resets)
 
-    _predict_ends(agent, step_policy, rollout, ends)
-    callback.on_rollout_end()
+    assert worker.observation is not None
+    assert worker.starts is not None
+    collector.state = worker.recurrent_state
+    collector.finish(worker.observation, worker.starts)
     return True
 
 
 @torch.no_grad()
-def _values(agent: DistributionalPPO, memory: Tensor) -> Tensor:
+def _values(learner: Learner, memory: Tensor) -> Tensor:
     """What the critics expect ``[N, 1]``, in units of rewards."""
-    return values_of(agent, agent.policy.predict_returns(memory)).unsqueeze(-1)
+    return learner.values(learner.policy.predict_returns(memory)).unsqueeze(-1)
 
 
-def forget(state: PolicyState, starts: npt.NDArray[np.bool_]) -> PolicyState:
-    """The state, forgotten where episodes start."""
-    if not starts.any() or not (state.actor or state.critic):
-        return state
-    device = (state.actor + state.critic)[0].device
-    return state.masked(torch.from_numpy(~starts).to(device, torch.float32).unsqueeze(1))
-
-
-def _check_observation(agent: DistributionalPPO, observation: Any, step: int) -> None:
-    if agent._vec_normalize_env is not None:
+def _check_observation(normalizer: VecNormalize | None, observation: Any, step: int) -> None:
+    if normalizer is not None:
         # One bad number has spoiled its averages, and with them the observations of all environments.
-        check_observation(agent._vec_normalize_env.old_obs, step)
+        check_observation(normalizer.old_obs, step)
     check_observation(observation, step)
 
 
@@ -185,65 +151,11 @@ def _truncated(infos: list[dict[str, Any]], dones: npt.NDArray[np.bool_]) -> npt
     return truncated
 
 
-def _remember_end(
-    step_policy: RolloutStep,
-    agent: DistributionalPPO,
-    infos: list[dict[str, Any]],
-    step: int,
-    envs: npt.NDArray[np.int64],
-) -> tuple[int, npt.NDArray[np.int64], Tensor]:
-    """The critics' memory at the observations at which a time limit ended episodes."""
-    finals = [infos[i]["terminal_observation"] for i in envs]
-    stacked: HostObservation
+def _last_observations(infos: list[dict[str, Any]], truncated: npt.NDArray[np.bool_]) -> HostObservation | None:
+    """The observations at which a time limit ended episodes, one after the other; ``None`` if it ended none."""
+    finals = [infos[i]["terminal_observation"] for i in np.flatnonzero(truncated)]
+    if not finals:
+        return None
     if isinstance(finals[0], dict):
-        stacked = {key: np.stack([final[key] for final in finals]) for key in finals[0]}
-    else:
-        stacked = np.stack(finals)
-    check_observation(_at_rows(stacked, envs, agent.n_envs), step)
-    with torch.inference_mode():
-        tensors, _ = agent.policy.obs_to_tensor(stacked)
-        rows = torch.from_numpy(envs).to(agent.device)
-        memory = step_policy(tensors, agent.state.rows(rows)).memory
-    return step, envs, memory
-
-
-def _at_rows(observation: HostObservation, rows: npt.NDArray[np.int64], count: int) -> HostObservation:
-    """Observations of some environments among zeros for the others."""
-    if isinstance(observation, dict):
-        return {key: _at_rows(part, rows, count) for key, part in observation.items()}  # type: ignore[misc]
-    result = np.zeros((count, *observation.shape[1:]), observation.dtype)
-    result[rows] = observation
-    return result
-
-
-def _predict(policy: Any, memories: list[Tensor], rollout: Rollout, step: int) -> None:
-    with torch.inference_mode():
-        for room, prediction in zip(rollout.predictions, policy.predict_returns(torch.stack(memories)), strict=True):
-            room[step + 1 - len(memories) : step + 1] = prediction
-
-
-def _predict_ends(
-    agent: DistributionalPPO,
-    step_policy: RolloutStep,
-    rollout: Rollout,
-    ends: list[tuple[int, npt.NDArray[np.int64], Tensor]],
-) -> None:
-    """Predictions at time limits, and after the last step of the rollout."""
-    assert agent._last_obs is not None
-    assert agent._last_episode_starts is not None
-    with torch.inference_mode():
-        for step, envs, memory in ends:
-            for room, prediction in zip(rollout.bootstraps, agent.policy.predict_returns(memory), strict=True):
-                room[step, torch.from_numpy(envs).to(rollout.device)] = prediction
-        tensors, _ = agent.policy.obs_to_tensor(agent._last_obs)
-        memory = step_policy(tensors, forget(agent.state, agent._last_episode_starts)).memory
-        for room, prediction in zip(rollout.last_predictions, agent.policy.predict_returns(memory), strict=True):
-            room.copy_(prediction)
-
-
-def _store(room: Observation, step: int, observation: HostObservation) -> Observation:
-    """Keep an observation of the rollout; where it is kept."""
-    if isinstance(room, dict):
-        assert isinstance(observation, dict)
-        return {key: part[step].copy_(torch.from_numpy(np.asarray(observation[key]))) for key, part in room.items()}
-    return room[step].copy_(torch.from_numpy(np.asarray(observation)))
+        return {key: np.stack([final[key] for final in finals]) for key in finals[0]}
+    return np.stack(finals)

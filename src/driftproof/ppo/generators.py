@@ -5,24 +5,27 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from driftproof.ppo.environments import generator_states, restore_generators
+from driftproof.ppo.worker import Worker
 from driftproof.state.generators import check_generators_within, numpy_generator, python_generator, torch_generator
 from driftproof.state.schema import anything, check, items, mapping, numbers, optional, table
 
-if TYPE_CHECKING:
-    from driftproof.ppo.algorithm import DistributionalPPO
-
 
 class Generators:
-    """Random generators of Python, NumPy, torch and the environments."""
+    """Random generators of Python, NumPy, torch and the environments.
 
-    def __init__(self, agent: DistributionalPPO) -> None:
-        self._agent = agent
+    Args:
+        worker: Owns the environments.
+        device: Of the agent.
+    """
+
+    def __init__(self, worker: Worker, device: torch.device) -> None:
+        self._worker, self._device = worker, device
 
     def state_dict(self) -> dict[str, Any]:
         """All states. Environments that hide their generators are left out."""
@@ -31,14 +34,14 @@ class Generators:
         state: dict[str, Any] = {"python": (version, np.array(words, np.uint32), gauss)}
         state["numpy"] = np.random.get_state(legacy=False)
         state["torch"] = torch.get_rng_state()
-        state["cuda"] = torch.cuda.get_rng_state(self._agent.device) if self._agent.device.type == "cuda" else None
-        state["environments"] = None if self._agent.env is None else generator_states(self._agent.env)
+        state["cuda"] = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+        state["environments"] = None if self._worker.env is None else generator_states(self._worker.env)
         return state
 
     def check_state_dict(self, state_dict: Any) -> None:
         """Raise a ``CheckpointError`` unless every generator could be in its state."""
         own: Any = np.random.get_state(legacy=False)
-        device = self._agent.device
+        device = self._device
         # That of another kind of device is of no use, and left aside.
         cuda = torch_generator(device) if device.type == "cuda" else numbers((None,), [torch.uint8])
         rules = {
@@ -50,7 +53,7 @@ class Generators:
         }
         check("random", state_dict, table(rules))
         check_generators_within(state_dict["environments"], ("random", "environments"))
-        here = None if self._agent.env is None else generator_states(self._agent.env)
+        here = None if self._worker.env is None else generator_states(self._worker.env)
         given = state_dict["environments"]
         if here is not None and given is not None and len(here) == len(given):
             for i, (present, each) in enumerate(zip(here, given, strict=True)):
@@ -63,9 +66,9 @@ class Generators:
         random.setstate((version, tuple(words.tolist()), gauss))
         np.random.set_state(state_dict["numpy"])
         torch.set_rng_state(state_dict["torch"].cpu())
-        if state_dict["cuda"] is not None and self._agent.device.type == "cuda":
-            torch.cuda.set_rng_state(state_dict["cuda"].cpu(), self._agent.device)
-        env, states = self._agent.env, state_dict["environments"]
+        if state_dict["cuda"] is not None and self._device.type == "cuda":
+            torch.cuda.set_rng_state(state_dict["cuda"].cpu(), self._device)
+        env, states = self._worker.env, state_dict["environments"]
         if env is not None and states is not None and len(states) == env.num_envs:
             restore_generators(env, states)
 

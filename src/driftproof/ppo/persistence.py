@@ -11,19 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 
 from driftproof._arguments import check_count
 from driftproof._trust import Trust
-from driftproof.learner.hyperparams import Hyperparameters
-from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
+from driftproof.nn.policies import NAMED_POLICIES
 from driftproof.ppo import manifest, migration
+from driftproof.ppo.base import AgentBase
 from driftproof.ppo.components import load_state
 from driftproof.ppo.environments import renormalized
 from driftproof.ppo.generators import unchanged_generators
-from driftproof.ppo.normalizer import Normalizer, unchanged_on_error
-from driftproof.ppo.progress import Edge
+from driftproof.ppo.normalizer import unchanged_on_error
 from driftproof.ppo.settings import Setting, policy_arguments, without_unused_settings
 from driftproof.state import CheckpointError, Stateful, copy_tree, printable, read, select, without, write
 
@@ -39,16 +37,11 @@ _NAMES = {"policy": "policy", "optimizer": "policy.optimizer", "hyperparams": "h
 """What Stable-Baselines3 calls components; others have ``_state`` behind their names."""
 
 
-class Persistent(BaseAlgorithm):
+class Persistent(AgentBase):
     """Saving, loading and copying of an agent.
 
     A component that is given to :meth:`register` is part of files, copies and everything else.
     """
-
-    policy: DistributionalPolicy
-    hyperparams: Hyperparameters
-    normalizer: Normalizer
-    edge: Edge
 
     _known_attributes: frozenset[str]
     """Names of attributes that every agent has, now or later."""
@@ -80,7 +73,7 @@ class Persistent(BaseAlgorithm):
 
     def components(self) -> dict[str, Stateful]:
         """Everything that makes the agent what it is, by name."""
-        if "policy" not in self.__dict__:
+        if not self._is_built:
             raise ValueError("there are no networks yet: call _setup_model() first")
         own: dict[str, Stateful] = self.__dict__["_components"]
         return {name: own[name] for name in (*(name for name in own if name not in _LAST), *_LAST)}
@@ -110,7 +103,7 @@ class Persistent(BaseAlgorithm):
     def get_parameters(self, include_optimizer: bool = True) -> dict[str, dict[str, Any]]:
         """A copy of everything that the agent has learned, by name, which later training does not change.
 
-        Where it is in its training is not part of it: counters, the rollout's edge, random generators.
+        Where it is in its training is not part of it: counters, where the environments are, random generators.
 
         Args:
             include_optimizer: Whether the optimizer's state is.
@@ -185,10 +178,10 @@ class Persistent(BaseAlgorithm):
         for name in left_out & {*settings, *attributes}:
             settings.pop(name, None)
             attributes.pop(name, None)
-        others = self.setting_names() | set(vars(self))
+        others = self.setting_names() | set(dir(self))
         tree = without(tree, sorted(name for name in left_out if name in tree or name not in others))
         self._warn_of_what_is_lost(settings)
-        exact = self.edge.is_whole and include is None and exclude is None
+        exact = self.worker.is_whole and include is None and exclude is None
         write(_with_suffix(path, reading=False), tree, config=config, exact=exact)
 
     def _warn_of_what_is_lost(self, settings: Mapping[str, Any]) -> None:
@@ -305,7 +298,7 @@ class Persistent(BaseAlgorithm):
                 load_state(agent.policy, parts, tree, exact_match=False)
         agent.__dict__["_unclaimed"] = {name: tree[name] for name in tree.keys() - agent.components().keys()}
         vars(agent).update(attributes)
-        agent.edge.settle(force_reset, tree.get("rollout"))
+        agent.worker.settle(force_reset, tree.get("rollout"))
         for name, value in kwargs.items():
             if value is not None and name in settable:
                 setattr(agent, name, value)
@@ -350,10 +343,6 @@ class Persistent(BaseAlgorithm):
 
     def state_was_loaded(self) -> None:
         """See to what depends on the state."""
-        raise NotImplementedError
-
-    def reset_lstm_states_to_initial(self) -> None:
-        """Forget what is remembered of the running episodes, as if they began with the next step."""
         raise NotImplementedError
 
     def _states_from(self, given: Mapping[str, Any], parts: Mapping[str, Stateful]) -> dict[str, Any]:
@@ -414,14 +403,14 @@ class Persistent(BaseAlgorithm):
     ) -> Self:
         """An agent without a history, with these spaces of observations and actions, and number of environments."""
         with unchanged_generators():
-            agent = cls(**settings, device=device, _init_setup_model=False)  # type: ignore[call-arg]
+            agent = cls(**settings, device=device, _init_setup_model=False)
             agent.observation_space, agent.action_space, agent.n_envs = spaces
             agent._setup_model()
         return agent
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickles and copies: no environment, and no random generators, which belong to the process."""
-        if "policy" not in self.__dict__:
+        if not self._is_built:
             raise TypeError("an agent without networks cannot be copied: call _setup_model() first")
         return {
             "settings": self.settings(),

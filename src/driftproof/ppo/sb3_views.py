@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from stable_baselines3.common.utils import FloatSchedule
 from torch import Tensor
 
 from driftproof.learner.hyperparams import Schedule
+from driftproof.learner.learner import Estimates, Learner, UpdateSettings
 from driftproof.learner.rollout import Rollout
-from driftproof.ppo.training import Estimates, estimate
-
-if TYPE_CHECKING:
-    from driftproof.ppo.algorithm import DistributionalPPO
+from driftproof.nn.distributions import ActionDistribution
 
 Array = npt.NDArray[Any]
 
@@ -26,10 +23,22 @@ class RolloutView:
     """The last rollout by the names of Stable-Baselines3's ``RolloutBuffer``: arrays ``[n_steps, n_envs, ...]``.
 
     Values are the smaller critic's, in units of rewards. Advantages are not normalised.
+
+    Args:
+        rollout: The rollout.
+        learner: Estimates values and advantages.
+        distribution: Distribution of the policy's actions.
+        settings: Settings in force.
     """
 
-    def __init__(self, agent: DistributionalPPO, rollout: Rollout) -> None:
-        self._agent, self._rollout = agent, rollout
+    def __init__(
+        self,
+        rollout: Rollout,
+        learner: Learner,
+        distribution: ActionDistribution,
+        settings: Callable[[], UpdateSettings],
+    ) -> None:
+        self._rollout, self._learner, self._distribution, self._settings = rollout, learner, distribution, settings
         self.buffer_size, self.n_envs = rollout.steps, rollout.envs
         self.device = rollout.device
 
@@ -40,12 +49,12 @@ class RolloutView:
     @property
     def gamma(self) -> float:
         """Discount in force."""
-        return self._agent.hyperparams.current("gamma")
+        return float(self._settings().gamma)
 
     @property
     def gae_lambda(self) -> float:
         """The λ of advantages in force."""
-        return self._agent.hyperparams.current("gae_lambda")
+        return float(self._settings().gae_lambda)
 
     @property
     def observations(self) -> Array | dict[str, Array]:
@@ -58,7 +67,7 @@ class RolloutView:
     @property
     def actions(self) -> Array:
         """What the policy chose, neither clipped nor scaled ``[n_steps, n_envs, numbers of an action]``."""
-        shown = self._agent.policy.distribution.shown(self._rollout.actions)
+        shown = self._distribution.shown(self._rollout.actions)
         return _array(shown).reshape(self.buffer_size, self.n_envs, -1)
 
     @property
@@ -75,7 +84,7 @@ class RolloutView:
     def log_probs(self) -> Array:
         """Log-probabilities of the actions."""
         rollout = self._rollout
-        return _array(self._agent.policy.distribution.log_prob(rollout.parameters, rollout.actions))
+        return _array(self._distribution.log_prob(rollout.parameters, rollout.actions))
 
     @property
     def values(self) -> Array:
@@ -94,8 +103,7 @@ class RolloutView:
 
     @cached_property
     def _estimates(self) -> Estimates:
-        valid = torch.from_numpy(self._rollout.valid).to(self.device)
-        return estimate(self._agent, self._rollout, valid)
+        return self._learner.estimate(self._rollout, self._settings())
 
 
 class Deferred:

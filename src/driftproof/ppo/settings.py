@@ -414,8 +414,6 @@ def set_optional(agent: DistributionalPPO, name: str, value: Any) -> None:
     agent._initial[name] = value
     if name == "target_kl" and value is None:
         agent.kl_stop.set_target(None)
-    if name == "clip_range_vf":
-        agent.clip_mode_changed()
 
 
 def _check_removable(agent: DistributionalPPO, name: str) -> None:

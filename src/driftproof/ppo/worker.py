@@ -1,4 +1,4 @@
-"""Where training is: what has been counted, random generators, and the edge of the rollout."""
+"""The environments' side of training: where they are, what the next rollout begins with, and the last episodes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
+from driftproof.learner.rollout import HostObservation
 from driftproof.nn.exploration import StateDependentExploration
+from driftproof.nn.policies import DistributionalPolicy
 from driftproof.nn.types import PolicyState
+from driftproof.ppo.counters import Counters
 from driftproof.ppo.environments import (
     can_continue,
     check_environment_states,
@@ -26,6 +30,7 @@ from driftproof.ppo.environments import (
     restore_lasting,
     without_learning,
 )
+from driftproof.ppo.normalizer import Normalizer
 from driftproof.state import CheckpointError, compare, copy_tree
 from driftproof.state.generators import check_generators_within
 from driftproof.state.schema import (
@@ -42,91 +47,95 @@ from driftproof.state.schema import (
     table,
 )
 
-if TYPE_CHECKING:
-    from driftproof.ppo.algorithm import DistributionalPPO
-
 _NUMBERS = (int, float, np.number)
-_MOST_OVERRUN = 1e9
 _MOST_ENVIRONMENTS = 2**20
 _MOST_SEEDS = 2**32
-_COUNTS = ("num_timesteps", "_total_timesteps", "_n_updates", "_episode_num")
 
 
-class Counters:
-    """Steps, updates, and how far a planned training is."""
+class Worker:
+    """Acts in the environments: owns them, their last observations, recurrent states and the last episodes.
 
-    def __init__(self, agent: DistributionalPPO) -> None:
-        self._agent = agent
-        self.skipped_in_a_row = 0
-        """Minibatches that were not finite, up to now."""
+    A component of the agent, whose place in the tree is ``rollout``: what the next rollout begins with. Observations,
+    recurrent states and episodes are also the agent's attributes, by the names of Stable-Baselines3.
 
-    def state_dict(self) -> dict[str, Any]:
-        """The numbers."""
-        state: dict[str, Any] = {name.strip("_"): int(getattr(self._agent, name)) for name in _COUNTS}
-        state["progress_remaining"] = float(self._agent._current_progress_remaining)
-        state["skipped_in_a_row"] = self.skipped_in_a_row
-        return state
+    Args:
+        counters: Those of the agent.
+        normalizer: Normalises observations.
+    """
 
-    def check_state_dict(self, state_dict: Any) -> None:
-        """Raise a ``CheckpointError`` unless these are such numbers."""
-        rules = {name.strip("_"): count() for name in (*_COUNTS, "skipped_in_a_row")}
-        # Below 0 if the last rollout went beyond the plan.
-        rules["progress_remaining"] = number(at_least=-_MOST_OVERRUN, at_most=1)
-        check("counters", state_dict, table(rules))
+    policy: DistributionalPolicy
+    seed: int | None
+    """Seed of the agent."""
+    window: int
+    """Episodes that are averaged in the log."""
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Count on from there."""
-        self.check_state_dict(state_dict)
-        for name in _COUNTS:
-            setattr(self._agent, name, int(state_dict[name.strip("_")]))
-        self._agent._current_progress_remaining = float(state_dict["progress_remaining"])
-        self.skipped_in_a_row = int(state_dict["skipped_in_a_row"])
-
-
-class Edge:
-    """What the next rollout begins with: observations, memories, episodes so far, and where the environments are."""
-
-    def __init__(self, agent: DistributionalPPO) -> None:
-        self._agent = agent
+    def __init__(self, counters: Counters, normalizer: Normalizer) -> None:
+        self.counters, self.normalizer = counters, normalizer
+        self.env: VecEnv | None = None
+        self.observation: HostObservation | None = None
+        """The last observations; ``None``: episodes begin with the next rollout."""
+        self.starts: npt.NDArray[np.bool_] | None = None
+        """Where an episode starts with the last observation ``[N]``."""
+        self.state: PolicyState | None = None
+        """Recurrent state before the last observation; ``None``: that of the start of episodes."""
+        self.episodes: deque[dict[str, Any]] | None = None
+        """Returns and lengths of the last episodes."""
+        self.successes: deque[float] | None = None
+        """Whether they were successes, where environments say so."""
+        self.in_rollout = False
+        """Whether part of a rollout has been collected, or one has not been learned from."""
         self.reset_seed: int | None = None
         """What environments were seeded with when they were last reset, if nothing has happened since."""
         self._before_reset: list[dict[str, Any]] | None = None
-        """What goes on when episodes end, as it was then."""
+        """Drift of the environments, which goes on when episodes end, as it was before that reset."""
 
     @property
     def is_whole(self) -> bool:
         """Whether a rollout can begin elsewhere exactly as it would here."""
-        agent = self._agent
-        if agent._in_rollout:
+        if self.in_rollout:
             return False
-        if agent.env is None or agent._last_obs is None:
-            return agent.num_timesteps == 0
-        return self.reset_seed is not None or can_continue(agent.env)
+        if self.env is None or self.observation is None:
+            return self.counters.num_timesteps == 0
+        return self.reset_seed is not None or can_continue(self.env)
+
+    @property
+    def recurrent_state(self) -> PolicyState:
+        """Recurrent state before the last observation, zeros at the start of episodes."""
+        if self.state is not None:
+            return self.state
+        if self.env is None:
+            raise AttributeError("there is no recurrent state without environments: call set_env(env) first")
+        return self.policy.initial_state(self.env.num_envs)
+
+    def reset_state(self) -> None:
+        """Forget the recurrent state of running episodes, as if they began with the next step."""
+        self.state = None
+        if self.starts is not None and self.observation is not None:
+            self.starts = np.ones(len(self.starts), dtype=bool)
 
     def state_dict(self) -> dict[str, Any]:
         """Episodes that have ended, and if there are any, those that go on."""
-        agent = self._agent
         state: dict[str, Any] = {
-            "episodes": _episodes(agent.ep_info_buffer),
-            "successes": [float(success) for success in agent.ep_success_buffer or ()],
+            "episodes": _episodes(self.episodes),
+            "successes": [float(success) for success in self.successes or ()],
             "lasting": None,
             "running": None,
         }
-        if agent.policy.exploration is not None:
+        if self.policy.exploration is not None:
             # The next rollout draws its own, but until then actions that are predicted depend on them.
-            state["exploration"] = agent.policy.exploration.matrices
-        if agent.env is None:
+            state["exploration"] = self.policy.exploration.matrices
+        if self.env is None:
             return state
-        state["lasting"] = self._before_reset if self.reset_seed is not None else lasting_states(agent.env)
-        if agent._last_obs is None:
+        state["lasting"] = self._before_reset if self.reset_seed is not None else lasting_states(self.env)
+        if self.observation is None:
             return state
-        memory = agent.policy.initial_state(agent.env.num_envs) if agent._forget else agent.state
+        memory = self.recurrent_state
         state["running"] = {
-            "observation": agent._last_obs,
-            "starts": np.asarray(agent._last_episode_starts),
+            "observation": self.observation,
+            "starts": np.asarray(self.starts),
             "memory": {"actor": memory.actor, "critic": memory.critic},
             "reset_seed": self.reset_seed,
-            "environments": None if self.reset_seed is not None else environment_states(agent.env),
+            "environments": None if self.reset_seed is not None else environment_states(self.env),
         }
         return state
 
@@ -137,10 +146,10 @@ class Edge:
             "successes": items(number()),
             "running": optional(self._check_running),
         }
-        # Older files know nothing of what lasts.
+        # Older files do not hold the drift of environments.
         others: dict[str, Rule] = {"lasting": optional(items(_lasting))}
-        if self._agent.policy.exploration is not None:
-            others["exploration"] = _matrices(self._agent.policy.exploration)
+        if self.policy.exploration is not None:
+            others["exploration"] = _matrices(self.policy.exploration)
         check("rollout", state_dict, table(rules, others))
         check_generators_within(state_dict, ("rollout",))
 
@@ -150,7 +159,7 @@ class Edge:
         envs = len(running["starts"])
         if not 1 <= envs <= _MOST_ENVIRONMENTS:
             raise CheckpointError(f"the rollout has {envs} environments")
-        memory = self._agent.policy.initial_state(1)
+        memory = self.policy.initial_state(1)
         rules: dict[str, Rule] = {
             "observation": self._observations(envs),
             "starts": anything,
@@ -160,36 +169,30 @@ class Edge:
         }
         table(rules)(running, path)
         if running["environments"] is not None:
-            env = self._agent.env
-            check_environment_states(env, envs, running["environments"], (*path, "environments"))
+            check_environment_states(self.env, envs, running["environments"], (*path, "environments"))
 
     def _observations(self, envs: int) -> Rule:
         """What the policy is given: normalised observations are real numbers, whatever the environment's are."""
-        space, normalised = self._agent.observation_space, self._agent.normalizer.is_used
+        space, normalised = self.policy.observation_space, self.normalizer.is_used
         if isinstance(space, spaces.Dict):
             return table({key: _observation(part, envs, normalised) for key, part in space.items()})
         return _observation(space, envs, normalised)
 
     def restore_point(self) -> Callable[[], None]:
-        """What makes the agent, and environments that can tell where they are, again what they are now."""
-        agent, env = self._agent, self._agent.env
-        names = ("ep_info_buffer", "ep_success_buffer", "_last_obs", "_last_episode_starts", "_forget", "_in_rollout")
-        before = {name: getattr(agent, name) for name in (*names, "state") if hasattr(agent, name)}
-        own = self.reset_seed, self._before_reset
-        matrices = None if agent.policy.exploration is None else agent.policy.exploration.matrices
+        """What makes the worker, and environments that have a state, again what they are now."""
+        env, exploration, before = self.env, self.policy.exploration, dict(vars(self))
+        matrices = None if exploration is None else exploration.matrices
         lasting = places = generators = None
         # Environments that no episode has begun in yet are nowhere.
-        if env is not None and agent._last_obs is not None:
+        if env is not None and self.observation is not None:
             lasting, places, generators = copy_tree(
                 (lasting_states(env), environment_states(env), generator_states(env))
             )
 
         def restore() -> None:
-            for name, value in before.items():
-                setattr(agent, name, value)
-            self.reset_seed, self._before_reset = own
-            if agent.policy.exploration is not None and matrices is not None:
-                agent.policy.exploration.put_in_force(matrices)
+            vars(self).update(before)
+            if exploration is not None and matrices is not None:
+                exploration.put_in_force(matrices)
             if env is not None and lasting is not None:
                 restore_lasting(env, lasting)
             if env is not None and places is not None:
@@ -201,15 +204,14 @@ class Edge:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from there, if the environments can; otherwise new episodes begin."""
-        agent = self._agent
         self.check_state_dict(state_dict)
         lasting = state_dict.get("lasting")
-        if agent.policy.exploration is not None and "exploration" in state_dict:
-            agent.policy.exploration.put_in_force(state_dict["exploration"])
-        agent.ep_info_buffer = deque(_infos(state_dict["episodes"]), maxlen=agent._stats_window_size)
-        agent.ep_success_buffer = deque(state_dict["successes"], maxlen=agent._stats_window_size)
-        agent._last_obs, agent._in_rollout, self.reset_seed = None, False, None
-        env, running = agent.env, state_dict["running"]
+        if self.policy.exploration is not None and "exploration" in state_dict:
+            self.policy.exploration.put_in_force(state_dict["exploration"])
+        self.episodes = deque(_infos(state_dict["episodes"]), maxlen=self.window)
+        self.successes = deque(state_dict["successes"], maxlen=self.window)
+        self.observation, self.in_rollout, self.reset_seed = None, False, None
+        env, running = self.env, state_dict["running"]
         if env is None:
             return
         if lasting is not None and not restore_lasting(env, lasting):
@@ -220,8 +222,8 @@ class Edge:
             return
         self._before_reset = lasting
         if running is None:
-            if agent.num_timesteps == 0 and agent.seed is not None:
-                env.seed(agent.seed)  # As when it was made, for nothing has begun.
+            if self.counters.num_timesteps == 0 and self.seed is not None:
+                env.seed(self.seed)  # As when it was made, for nothing has begun.
             return
         if len(running["starts"]) != env.num_envs:
             return
@@ -237,29 +239,26 @@ class Edge:
                 taken; ``None``: as the environments can.
             state_dict: The state; ``None``: there was none.
         """
-        agent, running = self._agent, None if state_dict is None else state_dict["running"]
+        running = None if state_dict is None else state_dict["running"]
         if force_reset:
-            agent._last_obs = None
-        if force_reset is not False or agent._last_obs is not None or agent.env is None or running is None:
+            self.observation = None
+        if force_reset is not False or self.observation is not None or self.env is None or running is None:
             return
-        if len(running["starts"]) == agent.env.num_envs:
+        if len(running["starts"]) == self.env.num_envs:
             self._go_on(running["observation"], running)
 
     def _go_on(self, observation: Any, running: Mapping[str, Any]) -> None:
-        agent, memory = self._agent, running["memory"]
-        agent._last_obs, agent._last_episode_starts = observation, np.array(running["starts"], dtype=bool)
-        agent.state = PolicyState(*(tuple(t.to(agent.device) for t in memory[who]) for who in PolicyState._fields))
-        agent._forget = False
+        memory, device = running["memory"], self.policy.device
+        self.observation, self.starts = observation, np.array(running["starts"], dtype=bool)
+        self.state = PolicyState(*(tuple(t.to(device) for t in memory[who]) for who in PolicyState._fields))
 
     def restart(self, seed: int) -> None:
         """Begin new episodes that can begin again, elsewhere."""
-        agent = self._agent
-        assert agent.env is not None
-        self._before_reset = lasting_states(agent.env)
-        agent.env.seed(seed)
-        agent._last_obs = agent.env.reset()  # type: ignore[assignment]
-        agent._last_episode_starts = np.ones(agent.env.num_envs, dtype=bool)
-        agent.state, agent._forget = agent.policy.initial_state(agent.env.num_envs), False
+        assert self.env is not None
+        self._before_reset = lasting_states(self.env)
+        self.env.seed(seed)
+        self.observation = self.env.reset()  # type: ignore[assignment]
+        self.starts, self.state = np.ones(self.env.num_envs, dtype=bool), None
         self.reset_seed = seed
 
     def _restart(self, env: VecEnv, running: Mapping[str, Any]) -> Any:

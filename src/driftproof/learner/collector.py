@@ -1,0 +1,194 @@
+"""The policy's side of a rollout: it acts, and what it saw, did and predicted is stored."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from driftproof.learner.networks import Policy
+from driftproof.learner.rollout import HostObservation, Rollout, check_observation
+from driftproof.nn.types import Observation, PolicyState
+
+_SAMPLES_PER_PREDICTION = 1024
+"""Samples that wait for the critics' predictions at most, unless the steps of one chunk have more."""
+
+
+class _Cutoff(NamedTuple):
+    """Episodes that a time limit cut off at a step, and the output of the critics' core after it."""
+
+    step: int
+    envs: npt.NDArray[np.int64]
+    memory: Tensor
+
+
+class Collector:
+    """Fills a rollout, whoever steps the environments.
+
+    ::
+
+        collector = Collector(policy, rollout, state)
+        for _ in range(rollout.steps):
+            actions = collector.act(observations, starts)
+            observations, rewards, starts = ...  # the environments
+            collector.record(rewards, starts)
+        collector.finish(observations, starts)
+        state = collector.state
+
+    While the environments wait, only cores and the actor run. Predictions of returns follow for many steps together,
+    and log-probabilities in the update, at once. Weights must not change until the rollout ends.
+
+    Args:
+        policy: Acts.
+        rollout: Is overwritten.
+        state: Recurrent state before the first step; ``None``: that of the start of episodes.
+        sde_sample_freq: Steps between draws of the exploration matrices of gSDE; -1: one for the rollout.
+    """
+
+    observation: Observation
+    """The last observations, on the policy's device."""
+    state: PolicyState
+    """Recurrent state after the last action."""
+    parameters: Tensor
+    """Parameters of the distribution that the last actions were drawn from."""
+    chosen: Tensor
+    """The last actions as the distribution has them; environments get what :meth:`act` returned."""
+    memory: Tensor
+    """Output of the critics' core at the last observations."""
+
+    def __init__(
+        self, policy: Policy, rollout: Rollout, state: PolicyState | None = None, sde_sample_freq: int = -1
+    ) -> None:
+        policy.train(False)
+        self.policy, self.rollout = policy, rollout
+        self.state = policy.initial_state(rollout.envs) if state is None else state
+        self.step = 0
+        self._step_policy = policy.stepper()
+        self._noise = policy.rollout_noise(rollout.steps, rollout.envs, sde_sample_freq)
+        # Without memory a chunk is a single step: too few samples for a call of the critics.
+        self._steps_per_prediction = max(rollout.chunk, _SAMPLES_PER_PREDICTION // rollout.envs)
+        self._memories: list[Tensor] = []
+        self._cutoffs: list[_Cutoff] = []
+        for bootstrap in rollout.bootstraps:
+            bootstrap.zero_()
+
+    def act(self, observation: HostObservation, starts: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+        """Actions for the environments.
+
+        Args:
+            observation: Of every environment ``[N, ...]``.
+            starts: Where an episode starts with it ``[N]``.
+        """
+        rollout, step, distribution = self.rollout, self.step, self.policy.distribution
+        rollout.starts[step] = starts
+        with torch.inference_mode():
+            self.observation = _store(rollout.observations, step, observation)
+            state = reset_state(self.state, starts)
+            rollout.store_state(step, state)
+            parameters, memory, self.state, latent = self._step_policy(self.observation, state)
+            self._memories.append(memory)
+            chosen = distribution.sample(parameters, self._noise(step, parameters, latent))
+            rollout.parameters[step] = parameters
+            rollout.actions[step] = chosen
+            self.parameters, self.chosen, self.memory = parameters, chosen, memory
+            actions: npt.NDArray[Any] = distribution.to_env(chosen).cpu().numpy()
+            return actions
+
+    def record(
+        self,
+        rewards: npt.NDArray[Any],
+        dones: npt.NDArray[np.bool_],
+        truncated: npt.NDArray[np.bool_] | None = None,
+        last_observations: HostObservation | None = None,
+        valid: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Store what came of the last actions.
+
+        Args:
+            rewards: ``[N]``.
+            dones: Where an episode ended, in whatever way ``[N]``.
+            truncated: Where a time limit cut it off, so that its last observation still has a value ``[N]``.
+            last_observations: Those of the episodes that were cut off, one after the other.
+            valid: Where the step was a transition, and not only a reset ``[N]``; ``None``: everywhere.
+        """
+        rollout, step = self.rollout, self.step
+        rollout.rewards[step] = rewards
+        rollout.dones[step] = dones
+        rollout.valid[step] = True if valid is None else valid
+        rollout.truncated[step] = False if truncated is None else truncated
+        if truncated is not None and truncated.any():
+            assert last_observations is not None
+            self._cutoffs.append(self._cutoff(np.flatnonzero(truncated), last_observations))
+        if len(self._memories) == self._steps_per_prediction or step == rollout.steps - 1:
+            self._predict()
+        self.step += 1
+
+    def finish(self, observation: HostObservation, starts: npt.NDArray[np.bool_]) -> None:
+        """Predict what comes after the last step of the rollout.
+
+        Args:
+            observation: After that step ``[N, ...]``.
+            starts: Where an episode starts with it ``[N]``.
+        """
+        rollout, predict = self.rollout, self.policy.predict_returns
+        rollout.last_state = self.state
+        with torch.inference_mode():
+            for step, envs, memory in self._cutoffs:
+                for room, prediction in zip(rollout.bootstraps, predict(memory), strict=True):
+                    room[step, torch.from_numpy(envs).to(rollout.device)] = prediction
+            tensors = _tensors(rollout.observations, observation)
+            memory = self._step_policy(tensors, reset_state(self.state, starts)).memory
+            for room, prediction in zip(rollout.last_predictions, predict(memory), strict=True):
+                room.copy_(prediction)
+
+    def _cutoff(self, envs: npt.NDArray[np.int64], last: HostObservation) -> _Cutoff:
+        rollout = self.rollout
+        check_observation(_at_rows(last, envs, rollout.envs), self.step)
+        with torch.inference_mode():
+            rows = torch.from_numpy(envs).to(rollout.device)
+            memory = self._step_policy(_tensors(rollout.observations, last), self.state.rows(rows)).memory
+        return _Cutoff(self.step, envs, memory)
+
+    def _predict(self) -> None:
+        rollout, begin, end = self.rollout, self.step + 1 - len(self._memories), self.step + 1
+        with torch.inference_mode():
+            predictions = self.policy.predict_returns(torch.stack(self._memories))
+            for room, prediction in zip(rollout.predictions, predictions, strict=True):
+                room[begin:end] = prediction
+        self._memories.clear()
+
+
+def reset_state(state: PolicyState, starts: npt.NDArray[np.bool_]) -> PolicyState:
+    """The recurrent state, reset where episodes start."""
+    if not starts.any() or not (state.actor or state.critic):
+        return state
+    device = (state.actor + state.critic)[0].device
+    return state.masked(torch.from_numpy(~starts).to(device, torch.float32).unsqueeze(1))
+
+
+def _at_rows(observation: HostObservation, rows: npt.NDArray[np.int64], count: int) -> HostObservation:
+    """Observations of some environments among zeros for the others."""
+    if isinstance(observation, dict):
+        return {key: _at_rows(part, rows, count) for key, part in observation.items()}  # type: ignore[misc]
+    result = np.zeros((count, *observation.shape[1:]), observation.dtype)
+    result[rows] = observation
+    return result
+
+
+def _store(room: Observation, step: int, observation: HostObservation) -> Observation:
+    """Keep an observation of the rollout; where it is kept."""
+    if isinstance(room, dict):
+        assert isinstance(observation, dict)
+        return {key: part[step].copy_(torch.from_numpy(np.asarray(observation[key]))) for key, part in room.items()}
+    return room[step].copy_(torch.from_numpy(np.asarray(observation)))
+
+
+def _tensors(room: Observation, observation: HostObservation) -> Observation:
+    """Observations where, and in the precision in which, the rollout has them."""
+    if isinstance(room, dict):
+        assert isinstance(observation, dict)
+        return {key: torch.from_numpy(np.asarray(observation[key])).to(part) for key, part in room.items()}
+    return torch.from_numpy(np.asarray(observation)).to(room)

@@ -1,0 +1,324 @@
+"""The learner: networks, their optimizer and controllers, and one update of them from a rollout.
+
+It knows no environment, logger or Stable-Baselines3; ``examples/own_loop.py`` trains with it alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from driftproof._batches import Batches, cut
+from driftproof._members import Number
+from driftproof.learner.advantages import explained_variance, gae, normalize_advantages
+from driftproof.learner.adversary import Adversary
+from driftproof.learner.entropy import EntropySchedule
+from driftproof.learner.graph import GraphedStep
+from driftproof.learner.kl import KLPenalty, KLStop
+from driftproof.learner.metrics import (
+    StepMetrics,
+    critic_metrics,
+    fetch,
+    memory_metrics,
+    quantile_metrics,
+    step_metrics,
+)
+from driftproof.learner.networks import Policy
+from driftproof.learner.return_scale import ReturnScale
+from driftproof.learner.rollout import Rollout
+from driftproof.learner.step import Coefficients, OptimizerStep
+from driftproof.nn.heads import ClipMode
+from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
+from driftproof.state import Stateful
+
+Metrics: TypeAlias = dict[str, float]
+"""What an update measured, by the names that are logged: ``train/loss``, ``critic/grad_norm_1``, ..."""
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on."""
+
+
+class UpdateSettings(NamedTuple):
+    """Settings and hyper-parameters in force in one update; :class:`driftproof.ppo.DistributionalPPO` explains them."""
+
+    n_epochs: int
+    batch_size: int
+    gamma: Number
+    gae_lambda: Number
+    clip_range: Number
+    ent_coef: Number
+    vf_coef: Number
+    max_grad_norm: Number
+    clip_range_vf: Number | None = None
+    cvar_alpha: float | None = None
+    normalize_advantage: bool = True
+    skip_limit: int = 10
+
+
+class Estimates(NamedTuple):
+    """What the critics make of a rollout, in units of rewards ``[T, N]``.
+
+    Attributes:
+        by_critic: What each of them expects.
+        values: The smallest of these.
+        advantages: Of the actions taken, seen with caution where ``cvar_alpha`` asks for it.
+        returns: λ-returns, which the critics learn.
+    """
+
+    by_critic: list[Tensor]
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+
+class Learner:
+    """Everything that learns: :meth:`update` turns a rollout into new parameters.
+
+    Args:
+        policy: Networks of actor and critics.
+        optimizer: Optimizer of the policy's parameters.
+        vgs: Scales gradients, or steps, down when gradients are noise.
+        return_scale: Running scale of returns, in units of which the critics predict.
+        entropy: Schedule of the entropy coefficient; is told the explained variance after every update.
+        kl_stop: Ends an update early once the policy has moved too far.
+        kl_penalty: Controls the weight of the KL divergence in the loss; ``None``: none.
+        adversary: Attacks observations, and adds to the loss what comes of it.
+        value_clip_mode: What ``clip_range_vf`` bounds of a predicted distribution.
+        cuda_graph: Capture the optimizer step in a CUDA graph.
+        mixed_precision: Networks in bfloat16.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: Optimizer,
+        *,
+        vgs: VarianceGradientScaler | None = None,
+        return_scale: ReturnScale | None = None,
+        entropy: EntropySchedule | None = None,
+        kl_stop: KLStop | None = None,
+        kl_penalty: KLPenalty | None = None,
+        adversary: Adversary | None = None,
+        value_clip_mode: ClipMode = "mean_only",
+        cuda_graph: bool = False,
+        mixed_precision: bool = False,
+    ) -> None:
+        device = policy.device
+        self.policy, self.optimizer, self.vgs = policy, optimizer, vgs
+        if vgs is not None and vgs.apply_to == "update":
+            vgs.attach(optimizer)
+        self.return_scale = ReturnScale(device=device) if return_scale is None else return_scale
+        self.entropy = EntropySchedule() if entropy is None else entropy
+        self.kl_stop = KLStop(None, device=device) if kl_stop is None else kl_stop
+        self.kl_penalty, self.adversary = kl_penalty, adversary
+        self.value_clip_mode: ClipMode = value_clip_mode
+        self.skipped_in_a_row = 0
+        """Minibatches that were not finite, up to now."""
+
+        def autocast() -> contextlib.AbstractContextManager[object]:
+            return torch.autocast(device.type, torch.bfloat16) if mixed_precision else contextlib.nullcontext()
+
+        self.step = OptimizerStep(
+            policy, optimizer, vgs, self.kl_stop, None, kl_penalty is not None, autocast, adversary
+        )
+        self.take_step: OptimizerStep | GraphedStep = self.step
+        if cuda_graph:
+            self.take_step = GraphedStep(self.step, self._captured_settings)
+
+    def components(self) -> dict[str, Stateful]:
+        """The parts that have a state, by their names in an agent's tree."""
+        possible: dict[str, Stateful | None] = {
+            "policy": self.policy,  # type: ignore[dict-item]
+            "optimizer": self.optimizer,
+            "vgs": self.vgs,
+            "kl_penalty": self.kl_penalty,
+            "return_scale": self.return_scale,
+            "entropy": self.entropy,
+            "adversary": self.adversary,
+        }
+        return {name: component for name, component in possible.items() if component is not None}
+
+    def tensors_were_replaced(self) -> None:
+        """Capture the optimizer step again, after states were loaded."""
+        if isinstance(self.take_step, GraphedStep):
+            self.take_step.forget()
+
+    def update(self, rollout: Rollout, settings: UpdateSettings) -> Metrics:
+        """Learn from a rollout, then move the scale of returns. Waits for the device once, at the end.
+
+        Raises:
+            TrainingError: Too many minibatches in a row were skipped.
+        """
+        policy, scale = self.policy, self.return_scale
+        policy.train(True)
+        valid = self._on_device(rollout.valid)
+        estimates = self.estimate(rollout, settings)
+        quantiles = quantile_metrics(policy.heads, rollout.predictions, valid, scale)
+        is_first = not scale.has_statistics
+        if is_first:
+            self._initialise_scale(rollout, estimates.returns, valid)
+        std, targets = scale.snapshot.std, scale.normalize(estimates.returns)
+        steps = self._optimize(rollout, estimates.advantages, targets, valid, settings)
+        if not is_first:
+            scale.observe(estimates.returns, valid)
+            old, new = scale.refresh()
+            for head in policy.heads:
+                head.rescale(old, new)
+
+        metrics = step_metrics(steps)
+        if self.kl_penalty is not None:
+            self.kl_penalty.update(metrics["kl/exact"])
+            metrics["kl/penalty_coef"] = self.kl_penalty.coefficient
+        else:
+            del metrics["kl/exact"]  # Nobody computed it.
+        metrics["train/explained_variance"] = explained_variance(estimates.values, estimates.returns, valid)
+        metrics |= critic_metrics(policy.heads, estimates.by_critic, targets, valid, metrics, std)
+        metrics |= quantiles | scale.metrics() | memory_metrics(rollout.last_state) | self._optimizer_metrics(steps)
+        numbers, flags = fetch(metrics, steps)
+        self.entropy.explained_variance = numbers["train/explained_variance"]
+        self._check_skipped(flags, settings.skip_limit)
+        return numbers
+
+    @torch.no_grad()
+    def estimate(self, rollout: Rollout, settings: UpdateSettings) -> Estimates:
+        """Values, advantages and returns from what the critics predicted during the rollout."""
+        rewards, dones, truncated, valid = (
+            self._on_device(array) for array in (rollout.rewards, rollout.dones, rollout.truncated, rollout.valid)
+        )
+
+        def estimates(alpha: float | None) -> Estimates:
+            by_critic = self._values_by_critic(rollout.predictions, alpha)
+            values = _smallest(by_critic)
+            ends = _smallest(self._values_by_critic(rollout.bootstraps, alpha))
+            advantages, returns = gae(
+                rewards,
+                values,
+                _smallest(self._values_by_critic(rollout.last_predictions, alpha)),
+                dones,
+                torch.where(truncated, ends, 0),
+                gamma=settings.gamma,
+                gae_lambda=settings.gae_lambda,
+                valid=valid,
+            )
+            return Estimates(by_critic, values, advantages, returns)
+
+        expected = estimates(None)
+        if settings.cvar_alpha is None:
+            return expected
+        # Caution is for acting. Critics that learned cautious returns would be more cautious with every step back.
+        return expected._replace(advantages=estimates(settings.cvar_alpha).advantages)
+
+    def values(self, predictions: tuple[Tensor, ...]) -> Tensor:
+        """What the critics expect in units of rewards: the smallest of their means."""
+        return _smallest(self._values_by_critic(predictions, None))
+
+    def _values_by_critic(self, predictions: tuple[Tensor, ...], alpha: float | None) -> list[Tensor]:
+        """What each critic expects: the mean, or the mean of the worst share ``alpha``."""
+        pairs = zip(self.policy.heads, predictions, strict=True)
+        means = [head.mean(p) if alpha is None else head.cvar(p, alpha) for head, p in pairs]
+        return [self.return_scale.decode(value) for value in means]
+
+    def _initialise_scale(self, rollout: Rollout, returns: Tensor, valid: Tensor) -> None:
+        """Take the scale of returns from the first rollout.
+
+        New value heads then predict in it from the start. Heads that knew returns before, as those of a converted
+        agent, are rescaled, so that they still say the same, and so is what they said during the rollout.
+        """
+        scale = self.return_scale
+        knew_returns = scale.initialised
+        scale.observe(returns, valid)
+        old, new = scale.refresh()
+        if knew_returns:
+            for head, predictions in zip(self.policy.heads, rollout.predictions, strict=True):
+                head.rescale(old, new)
+                predictions.copy_(head.rescaled(predictions, old, new))
+
+    def _optimize(
+        self, rollout: Rollout, advantages: Tensor, targets: Tensor, valid: Tensor, settings: UpdateSettings
+    ) -> StepMetrics:
+        """All epochs of minibatches; what every optimizer step measured."""
+        if settings.normalize_advantage:
+            advantages = normalize_advantages(advantages, valid)
+        batches = self._batches(rollout, settings)
+        orders = [torch.randperm(batches.sequences) for _ in range(settings.n_epochs)]
+        self.kl_stop.reset(len(orders) * batches.per_epoch)
+        if self.vgs is not None:
+            self.vgs.reset_history()
+        if self.adversary is not None:
+            self.adversary.begin_update()
+        self.step.clip_mode = None if settings.clip_range_vf is None else self.value_clip_mode
+        minibatches = rollout.minibatches(
+            self.policy.distribution.log_prob(rollout.parameters, rollout.actions),
+            advantages,
+            targets,
+            batches.per_batch,
+            orders,
+            with_predictions=self.step.clip_mode is not None,
+            static_shapes=isinstance(self.take_step, GraphedStep),
+            attacked=None if self.adversary is None else self.adversary.share,
+        )
+        coefficients = Coefficients(
+            clip_range=settings.clip_range,
+            clip_range_vf=0.0 if settings.clip_range_vf is None else settings.clip_range_vf,
+            ent_coef=settings.ent_coef,
+            vf_coef=settings.vf_coef,
+            kl_coef=0.0 if self.kl_penalty is None else self.kl_penalty.coefficient,
+            max_grad_norm=settings.max_grad_norm,
+        )
+        steps = []
+        for minibatch in minibatches:
+            steps.append(self.take_step(minibatch, coefficients))
+            if not self.step.undo and steps[-1]["go_on"] == 0:
+                break  # The host knows already that nothing more will be done.
+        return StepMetrics.stack(steps)
+
+    def _batches(self, rollout: Rollout, settings: UpdateSettings) -> Batches:
+        return cut(rollout.steps, rollout.envs, settings.batch_size, rollout.chunk, self.policy.is_recurrent)
+
+    def _optimizer_metrics(self, steps: StepMetrics) -> dict[str, Tensor]:
+        metrics = {} if self.vgs is None else self.vgs.metrics()
+        if isinstance(self.optimizer, UPGD | AdaptiveUPGD | UPGDW) and self.optimizer.state:
+            metrics |= self.optimizer.metrics()
+            # Compares with the gradient, which is that of a step that was not taken if the last one was not.
+            taken = (steps["finite"][-1] > 0) & (steps["go_on"][-1] > 0)
+            metrics["upgd/noise_to_direction"] = torch.where(taken, metrics["upgd/noise_to_direction"], torch.nan)
+        if isinstance(log_std := getattr(self.policy, "log_std", None), Tensor):
+            metrics["train/std"] = log_std.detach().exp().mean()
+        return metrics
+
+    def _check_skipped(self, flags: list[tuple[bool, bool]], limit: int) -> None:
+        """Count minibatches that were skipped in a row, over updates, up to a stop."""
+        longest = 0
+        for finite, go_on in flags:
+            self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+            longest = max(longest, self.skipped_in_a_row)
+            if not go_on:
+                break
+        if longest >= limit:
+            self.skipped_in_a_row = 0
+            raise TrainingError(
+                f"{longest} minibatches in a row had a loss or gradient that is not finite; none was applied. The "
+                "weights are still those of the last good step: lower learning_rate, or look for extreme rewards"
+            )
+
+    def _captured_settings(self) -> list[Any]:
+        """What a captured step does not read from tensors."""
+        groups = [
+            {key: value for key, value in group.items() if key != "params" and not isinstance(value, Tensor)}
+            for group in self.optimizer.param_groups
+        ]
+        scaling = {} if self.vgs is None else {k: v for k, v in vars(self.vgs).items() if isinstance(v, int | float)}
+        return [self.step.clip_mode, groups, {key: v for key, v in scaling.items() if not key.startswith("_")}]
+
+    def _on_device(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self.policy.device, non_blocking=True)
+
+
+def _smallest(values: list[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.minimum(*values)
