@@ -1,7 +1,8 @@
-"""Text from files in a form that is safe to print."""
+"""Texts for people: names from files in a form that is safe to print, and what was meant by a wrong one."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 _GAP = " … "
@@ -46,3 +47,24 @@ def _fitting(pieces: Iterable[str], limit: int) -> list[str]:
             break
         taken.append(piece)
     return taken
+
+
+def closest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that reads most like another; ``None``: none does."""
+    spellings = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(str(name).lower(), spellings, n=1, cutoff=cutoff)
+    return spellings[near[0]] if near else None
+
+
+def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = None) -> str:
+    """A hint at what may have been meant by a name that there is not.
+
+    Args:
+        name: That was given.
+        known: What there is.
+        otherwise: What to say if nothing is like it; ``None``: what there is.
+    """
+    known = list(known)
+    if (near := closest(name, known)) is not None:
+        return f"did you mean {near!r}?"
+    return f"there are {', '.join(known)}" if otherwise is None else otherwise

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from driftproof._registry import EXPLORE_METHODS
+
 OPTIMIZER_DEFAULTS: dict[str, Any] = {
     "adaptive_noise": False,
     "noise_reference": "direction",
@@ -69,7 +71,9 @@ def unused_by_search(explore_method: str, has_values: bool) -> dict[str, str]:
         explore_method: Of the population.
         has_values: Whether the hyper-parameter has values to choose from, instead of a range.
     """
-    unused = {}
+    unused: dict[str, str] = {}
+    if explore_method not in EXPLORE_METHODS.built_in:
+        return unused  # One of the user's own may use anything.
     if explore_method == "resample":
         unused["perturbation_factor"] = "explore_method 'both', 'perturb' or 'pb2'"
     if has_values:

@@ -347,7 +347,7 @@ class TestBookkeeping:
         ({"attack_lr": 0.0}, "Invalid attack_lr: 0.0"),
         ({"random_init": 1}, "Invalid random_init: 1"),
         ({"norm_type": "l1"}, "Invalid norm_type: 'l1'; must be one of 'linf', 'l2'"),
-        ({"attack_method": "cw"}, "Invalid attack_method: 'cw'; must be one of 'pgd', 'fgsm', 'sgld'"),
+        ({"attack_method": "cw"}, "Unknown attack method 'cw'; use one of pgd, fgsm, sgld"),
         ({"clip_min": math.inf}, "Invalid clip_min"),
         ({"clip_min": 1.0, "clip_max": 1.0}, "clip_min=1.0 must be below clip_max=1.0"),
     ],

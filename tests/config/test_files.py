@@ -84,7 +84,7 @@ def test_unknown_keys_are_refused_with_what_was_meant(text, problem):
         ("- 1", "my.yaml: must hold settings by name"),
         ("ppo: [1", "my.yaml:1: is not YAML: expected ',' or ']'"),
         ("ppo:\n  gamma: 1\n  gamma: 1", "my.yaml:3: ppo.gamma is in line 2 already"),
-        ("env: {drift: [{kind: tilt}]}", "my.yaml:1: env.drift: unknown change 'tilt'"),
+        ("env: {drift: [{kind: tilt}]}", "my.yaml:1: env.drift: Unknown change 'tilt'"),
         ("env: {drift: [{kind: reward_scale}]}", "my.yaml:1: env.drift: "),
         ("env: {kwargs: {size: .inf}}", "my.yaml:1: env.kwargs.size: "),
         ("env: !!python/object/apply:os.system [ls]", "my.yaml:1: is not YAML: could not determine a constructor"),

@@ -96,7 +96,7 @@ def test_a_wrong_hyperparameter_is_refused(arguments, message):
             {"exploit_method": "best"},
             "Invalid exploit_method: 'best'; must be one of 'truncation', 'binary_tournament'",
         ),
-        ({"explore_method": "none"}, "Invalid explore_method: 'none'"),
+        ({"explore_method": "none"}, "Unknown explore method 'none'"),
         ({"truncation_ratio": 0}, "Invalid truncation_ratio: 0;"),
         ({"truncation_ratio": 0.6}, "Invalid truncation_ratio: 0.6; must be a finite number > 0 and <= 0.5"),
         ({"checkpoint_dir": 3}, "Invalid checkpoint_dir: 3"),

@@ -9,8 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from driftproof._registry import EXPLORE_METHODS
 from driftproof.pbt import HyperparamConfig, PBTConfig
-from driftproof.pbt.explore import explore, from_unit, perturb, sample, to_unit
+from driftproof.pbt.explore import Both, History, from_unit, perturb, sample, to_unit
+
+NOTHING = History([], [], 0.0)
 
 
 @st.composite
@@ -114,7 +117,7 @@ def test_methods_of_exploring(method, share):
         np.random.default_rng(0),
         {"lr": 0.01, "y": 3},
     )
-    explored = [explore(config, own, rng) for _ in range(2000)]
+    explored = [EXPLORE_METHODS.load(method)(config).explore(own, NOTHING, rng) for _ in range(2000)]
     perturbed = [item["lr"] in (0.01 * 1.2, 0.01 / 1.2) for item in explored]
     assert 1 - np.mean(perturbed) == pytest.approx(share, abs=0.03)
     assert {item["y"] for item in explored} == {3}
@@ -125,7 +128,8 @@ def test_global_generators_are_untouched_and_the_same_seed_gives_the_same():
     config = PBTConfig(hyperparams=[HyperparamConfig("x", 0.0, 1.0), HyperparamConfig("y", values=[1, 2, 3])])
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     first, second, other = (
-        [explore(config, {"x": 0.5, "y": 2}, rng) for _ in range(20)] for rng in map(np.random.default_rng, (1, 1, 2))
+        [Both(config).explore({"x": 0.5, "y": 2}, NOTHING, rng) for _ in range(20)]
+        for rng in map(np.random.default_rng, (1, 1, 2))
     )
     assert first == second != other
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())

@@ -134,6 +134,8 @@ class TestTheBreakInOfTheAudit:
         ("optimizer", "name", "evil:Adam"),
         ("policy", "features_extractor_class", "evil:Net"),
         ("policy", "features_extractor_class", "os.path:evil"),
+        ("policy", "core", "evil:Core"),
+        ("critic", "value_head", "evil:Head"),
         ("optimizer", "name", "driftproof.__main__:main"),
         ("optimizer", "name", "torch.optim.evil:Adam"),
     ],
@@ -142,6 +144,28 @@ class TestTheBreakInOfTheAudit:
 def test_modules_of_a_configuration(section, setting, name, command, stranger, capsys):
     stranger.configure({section: {setting: name}})
     assert f"{section}.{setting}: '{name}' would import" in refused(capsys, stranger, *command)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "evaluate a checkpoint", "train"])
+def test_modules_of_drifts_and_attacks(command, stranger, capsys):
+    sudden = {"kind": "sudden", "every": 1}
+    for change in (
+        {"kind": "evil:Change", "schedule": sudden},
+        {"kind": "reward_scale", "schedule": {"kind": "evil:Schedule"}},
+    ):
+        stranger.configure({"env": {"drift": [change]}})
+        assert "'evil:" in refused(capsys, stranger, *COMMANDS[command])
+    stranger.configure({"adversarial": {"enabled": True, "perturbation": {"attack_method": "evil:Attack"}}})
+    assert "adversarial.perturbation.attack_method: 'evil:" in refused(capsys, stranger, *COMMANDS[command])
+
+
+def test_modules_of_explore_methods(stranger, capsys):
+    stranger.configure({"pbt": {"explore_method": "evil:Explore"}})
+    for command in ("train", "tune"):
+        said = refused(capsys, stranger, command, stranger.run / "config.yaml")
+        assert "pbt.explore_method: 'evil:Explore' would import" in said
+    assert call(capsys, "evaluate", stranger.run)[0] == 0
+    stranger.assert_nothing_ran()
 
 
 @pytest.mark.parametrize("command", ["evaluate", "evaluate a checkpoint", "train"])
@@ -186,7 +210,6 @@ def test_a_name_in_one_place_trusts_no_other(stranger, capsys):
         ({"policy": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, "policy.activation_fn"),
         ({"policy": {"features_extractor_class": "evil.Net"}}, "is not one of FlattenExtractor"),
         ({"policy": {"optimizer_class": "evil:Adam"}}, "policy.optimizer_class"),
-        ({"env": {"drift": [{"kind": "evil:Change", "schedule": {"kind": "sudden"}}]}}, "unknown"),
         ({"pbt": {"metric_name": "evil:metric"}}, "pbt.metric_name"),
     ],
 )
@@ -268,7 +291,9 @@ class TestTrustedModules:
         stranger.assert_nothing_ran()
 
     @pytest.mark.parametrize("name", ["Popen", "explode", "Bomb", "subprocess", "FlattenExtractor.__init__", "nothing"])
-    @pytest.mark.parametrize("place", ["policy.features_extractor_class", "optimizer.name"])
+    @pytest.mark.parametrize(
+        "place", ["policy.features_extractor_class", "optimizer.name", "policy.core", "critic.value_head"]
+    )
     def test_but_only_for_things_of_the_kind_that_belongs_there(self, name, place, stranger, capsys):
         section, _, setting = place.partition(".")
         stranger.configure({section: {setting: f"mine:{name}"}})
@@ -283,14 +308,23 @@ class TestTrustedModules:
             ("settings", "optimizer_class"),
             ("settings", "learning_rate"),
             ("settings", "policy_kwargs", "activation_fn"),
+            ("settings", "policy_kwargs", "core"),
             ("settings", "policy_kwargs", "features_extractor_class"),
             ("settings", "policy_kwargs", "features_extractor_kwargs"),
+            ("settings", "policy_kwargs", "value_head"),
         ],
         ids=lambda place: place[-1],
     )
     def test_in_checkpoints_too(self, name, place, stranger):
         stranger.tamper(put(*place, foreign(f"mine.{name}")))
         with pytest.raises(CheckpointError):
+            DistributionalPPO.load(stranger.checkpoint, device="cpu", trusted=["mine"])
+        stranger.assert_nothing_ran()
+
+    @pytest.mark.parametrize("place", ["core", "value_head"])
+    def test_texts_in_checkpoints_import_nothing(self, place, stranger):
+        stranger.tamper(put("settings", "policy_kwargs", place, "evil:Thing"))
+        with pytest.raises(CheckpointError, match="would import"):
             DistributionalPPO.load(stranger.checkpoint, device="cpu", trusted=["mine"])
         stranger.assert_nothing_ran()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from torch import Tensor
 
 from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof._registry import ATTACKS
 from driftproof.adversarial.balls import (
     NormType,
     Size,
@@ -22,14 +23,13 @@ from driftproof.adversarial.balls import (
     project,
     random_offsets,
     steepest,
-    unit_scale,
 )
+from driftproof.adversarial.methods import Attack
 from driftproof.nn.types import Observation
 from driftproof.ppo.manifest import storable
 from driftproof.state.generators import torch_generator
 from driftproof.state.schema import Rule, check, numbers, scalar, table, text
 
-AttackMethod: TypeAlias = Literal["pgd", "fgsm", "sgld"]
 Objective: TypeAlias = Callable[[Observation], Tensor]
 """From observations to what the attack makes large, one number for each or their sum."""
 
@@ -60,9 +60,9 @@ class PerturbationConfig:
         clip_min: Perturbed observations are never below it, unless the clean one is, and then no further; ``None``:
             any.
         clip_max: The same above.
-        attack_method: ``"pgd"``: projected gradient ascent (Madry et al., 2018, arXiv 1706.06083); ``"fgsm"``: one
-            step to the surface (Goodfellow et al., 2015, arXiv 1412.6572); ``"sgld"``: ascent with noise that fades
-            (Welling & Teh, 2011; in SA-PPO, Zhang et al., 2020, arXiv 2003.08938).
+        attack_method: ``"pgd"``, projected gradient ascent; ``"fgsm"``, one step to the surface; ``"sgld"``, ascent
+            with noise that fades; the name of one in an installed package, or a subclass of
+            :class:`driftproof.adversarial.methods.Attack`.
     """
 
     epsilon: float = 0.075
@@ -72,7 +72,7 @@ class PerturbationConfig:
     norm_type: NormType = "linf"
     clip_min: float | None = None
     clip_max: float | None = None
-    attack_method: AttackMethod = "pgd"
+    attack_method: str | type[Attack] = "pgd"
 
     def __post_init__(self) -> None:
         check_number("epsilon", self.epsilon, at_least=0)
@@ -80,7 +80,9 @@ class PerturbationConfig:
         check_number("attack_lr", self.attack_lr, above=0)
         check_flag("random_init", self.random_init)
         check_option("norm_type", self.norm_type, get_args(NormType))
-        check_option("attack_method", self.attack_method, get_args(AttackMethod))
+        ATTACKS.load(self.attack_method)
+        if isinstance(self.attack_method, str):
+            object.__setattr__(self, "attack_method", ATTACKS.name(self.attack_method))
         for name in ("clip_min", "clip_max"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name))
@@ -139,6 +141,7 @@ class StatePerturbation:
         self.generator = torch.Generator(self.device)
         sequence = np.random.SeedSequence(None if seed is None else [seed, _SEED])
         self.generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+        self._method: Attack = ATTACKS.load(self.config.attack_method)(self.config, self.generator)
         counters = ("attacks", "observations", "gradients", "norm_sum", "norm_max")
         self._totals = {name: torch.zeros((), dtype=torch.float64, device=self.device) for name in counters}
 
@@ -162,7 +165,7 @@ class StatePerturbation:
         size, clean = self._radius(epsilon), self._select(observation)
         starts_anywhere = self.config.random_init or is_flat_at_clean
         offsets = {key: self._first(key, part, size if starts_anywhere else None) for key, part in clean.items()}
-        steps, length = self._plan(size, starts_anywhere)
+        steps, length = self._method.plan(size, starts_anywhere)
         for step in range(steps):
             gradients = self._gradients(observation, clean, offsets, objective)
             for key, gradient in gradients.items():
@@ -313,14 +316,6 @@ class StatePerturbation:
         offsets = random_offsets(clean, size, norm, rank, self.generator) * self._parts[key].scale
         return self._clip(key, clean, offsets)
 
-    def _plan(self, size: Size, starts_anywhere: bool) -> tuple[int, Size]:
-        """How many steps, and how long."""
-        config = self.config
-        if config.attack_method == "fgsm":
-            return 1, size * 2 if starts_anywhere else size
-        in_proportion = config.attack_lr if config.epsilon == 0 else size * (config.attack_lr / config.epsilon)
-        return config.attack_steps, in_proportion
-
     def _gradients(
         self, observation: Observation, clean: Mapping[str, Tensor], offsets: Mapping[str, Tensor], objective: Objective
     ) -> dict[str, Tensor]:
@@ -336,10 +331,7 @@ class StatePerturbation:
         self, key: str, clean: Tensor, offsets: Tensor, gradient: Tensor, size: Size, length: Size, step: int
     ) -> Tensor:
         norm, rank, scale = self.config.norm_type, self._rank(key, clean), self._parts[key].scale
-        if self.config.attack_method == "sgld":
-            noise = torch.randn(clean.shape, generator=self.generator, device=clean.device, dtype=clean.dtype)
-            gradient = unit_scale(gradient, rank) + noise * (math.sqrt(2 * self.config.attack_lr) / (step + 2))
-        ahead = offsets + steepest(gradient, norm, rank) * (length * scale)
+        ahead = offsets + steepest(self._method.direction(gradient, rank, step), norm, rank) * (length * scale)
         return self._clip(key, clean, project(ahead, size * scale, norm, rank))
 
     def _clip(self, key: str, clean: Tensor, offsets: Tensor) -> Tensor:

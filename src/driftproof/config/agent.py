@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator
 
-from driftproof._optimizer_names import OPTIMIZERS, optimizer_name
+from driftproof._registry import CORES, OPTIMIZERS, VALUE_HEADS
 from driftproof.config._types import Count, NotNegativeOrSchedule, Plain, PositiveOrSchedule, Section, Share, Size
 
 PolicyName: TypeAlias = Literal[
@@ -46,8 +46,10 @@ class PolicySection(Section):
         description="Mlp for numbers, Cnn for images, MultiInput for dicts of observations; with an LSTM, a GRU, or "
         "without memory.",
     )
-    core: Literal["lstm", "gru", "none"] | None = Field(
-        None, description="The memory, if it is to be another than the name says."
+    core: Annotated[str, AfterValidator(CORES.name)] | None = Field(
+        None,
+        description="The memory, if it is to be another than the name says: lstm, gru, none, or a class of your own as "
+        "module:Class.",
     )
     net_arch: (
         Annotated[Annotated[list[Size], Tag("list")] | Annotated[Widths, Tag("widths")], Discriminator(_form)] | None
@@ -112,9 +114,12 @@ class CriticSection(Section):
     """What is predicted of returns, and what is made of it."""
 
     twin_critics: bool = Field(True, description="Two critics, of which the more cautious counts.")
-    value_head: Literal["quantile", "categorical"] = Field(
-        "quantile", description="What a critic predicts: quantiles of returns, or probabilities of given returns."
+    value_head: Annotated[str, AfterValidator(VALUE_HEADS.name)] = Field(
+        "quantile",
+        description="What a critic predicts: quantile, quantiles of returns; categorical, probabilities of given "
+        "returns; or a class of your own as module:Class.",
     )
+    value_head_kwargs: Plain = Field(default_factory=dict, description="Arguments of a value head of your own.")
     num_quantiles: Size = Field(32, ge=1, description="Of a quantile head. More are finer, and slower; 8 to 200.")
     huber_kappa: float = Field(
         0.1,
@@ -256,8 +261,8 @@ class OptimizerSection(Section):
 
     name: str = Field(
         "adaptive_upgd",
-        description=f"{', '.join(OPTIMIZERS)}, or a class of torch.optim's kind as module:Class. The UPGD family keeps "
-        "networks plastic when the world changes.",
+        description=f"{', '.join(OPTIMIZERS.built_in)}, or a class of torch.optim's kind as module:Class. The "
+        "UPGD family keeps networks plastic when the world changes.",
     )
     kwargs: Plain = Field(
         default_factory=dict,
@@ -268,7 +273,7 @@ class OptimizerSection(Section):
     @classmethod
     def _known(cls, name: str) -> str:
         """Names of optimizers in any spelling: ``AdaptiveUPGD`` is ``adaptive_upgd``."""
-        return name if ":" in name else optimizer_name(name)
+        return OPTIMIZERS.name(name)
 
 
 class VGSSection(Section):

@@ -16,7 +16,7 @@ from driftproof.config._types import FromTo
 from driftproof.config.agent import KLPenaltySection, Widths
 from driftproof.config.files import ConfigError
 from driftproof.config.model import OF_MEMORY, OF_SDE, Config
-from driftproof.config.names import check_address, check_names, features_extractor, make_env, optimizer_class, told
+from driftproof.config.names import check_address, check_names, chosen, features_extractor, make_env, told
 from driftproof.config.resuming import check_is_of
 from driftproof.config.world import EnvSection
 
@@ -61,10 +61,11 @@ class EnvMaker:
         section = self.section
         env = make_env(section, self.trust, self.is_evaluation)
         if section.drift:
-            from driftproof.envs import drifting
+            from driftproof.envs import change, drifting
 
             try:
-                env = drifting(env, section.drift, self.drift_seed)
+                changes = [change(spec, self.trust, f"env.drift.{i}") for i, spec in enumerate(section.drift)]
+                env = drifting(env, changes, self.drift_seed)
             except (ValueError, TypeError, AttributeError) as error:
                 raise ConfigError([f"env.drift: {error}"]) from error
         return Monitor(env)
@@ -210,7 +211,7 @@ def build_population(
     with _as_config_error("pbt"):
         if resume:
             check_is_of(population_config(config), config, Path(run_dir))
-            return PBTRunner.resume(run_dir, maker, metric, callback=callback, **options)
+            return PBTRunner.resume(run_dir, maker, metric, callback=callback, trusted=config.trust, **options)
         return PBTRunner(
             population_config(config),
             maker,
@@ -233,6 +234,7 @@ def population_config(config: Config) -> PBTConfig:
     )
     with _as_config_error("pbt"):
         searched = [HyperparamConfig(**item.model_dump()) for item in config.pbt.hyperparams]
+        values["explore_method"] = chosen(config, "pbt.explore_method")
         return PBTConfig(**values, hyperparams=searched)
 
 
@@ -267,7 +269,7 @@ def agent_arguments(config: Config) -> dict[str, Any]:
         arguments["kl_penalty"] = ppo.kl_penalty.model_dump()
     arguments |= {name: getattr(critic, name) for name in ("value_clip_mode", "cvar_alpha", "return_scale_decay")}
     arguments |= {"policy": policy.name, "policy_kwargs": _policy_kwargs(config)}
-    arguments["optimizer_class"] = optimizer_class(config)
+    arguments["optimizer_class"] = chosen(config, "optimizer.name")
     arguments["optimizer_kwargs"] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in config.optimizer.kwargs.items()
     }
@@ -279,7 +281,9 @@ def agent_arguments(config: Config) -> dict[str, Any]:
 
         values = config.adversarial.model_dump(exclude={"enabled", "perturbation"})
         with _as_config_error("adversarial"):
-            perturbation = PerturbationConfig(**config.adversarial.perturbation.model_dump())
+            attack = config.adversarial.perturbation.model_dump()
+            attack["attack_method"] = chosen(config, "adversarial.perturbation.attack_method")
+            perturbation = PerturbationConfig(**attack)
             arguments["adversarial"] = SAPPOConfig(**values, perturbation=perturbation)
     return arguments | {"stats_window_size": run.stats_window_size, "device": run.device}
 
@@ -315,15 +319,20 @@ def _policy_kwargs(config: Config) -> dict[str, Any]:
     from torch import nn
 
     policy, critic = config.policy, config.critic
-    kwargs: dict[str, Any] = {"core": policy.core, "activation_fn": getattr(nn, ACTIVATIONS[policy.activation_fn])}
+    kwargs: dict[str, Any] = {
+        "core": chosen(config, "policy.core"),
+        "activation_fn": getattr(nn, ACTIVATIONS[policy.activation_fn]),
+    }
     kwargs["net_arch"] = policy.net_arch.model_dump() if isinstance(policy.net_arch, Widths) else policy.net_arch
     names = ("ortho_init", "features_extractor_kwargs", "share_features_extractor", "normalize_images")
     for name in (*names, "log_std_init", *OF_SDE, "squash_output", *(OF_MEMORY if policy.has_memory else ())):
         kwargs[name] = getattr(policy, name)
     if (extractor := features_extractor(config)) is not None:
         kwargs["features_extractor_class"] = extractor
-    head = ("num_quantiles", "huber_kappa") if critic.value_head == "quantile" else ("num_atoms", "v_min", "v_max")
-    return kwargs | {name: getattr(critic, name) for name in ("twin_critics", "value_head", *head)}
+    options = {"quantile": ("num_quantiles", "huber_kappa"), "categorical": ("num_atoms", "v_min", "v_max")}
+    head = options.get(critic.value_head, ())
+    kwargs |= {name: getattr(critic, name) for name in ("twin_critics", "value_head_kwargs", *head)}
+    return kwargs | {"value_head": chosen(config, "critic.value_head")}
 
 
 def _metric(name: str) -> Callable[[DistributionalPPO], float]:

@@ -23,7 +23,9 @@ _MOST_PROBLEMS = 20
 """Told of one configuration."""
 _LONGEST_NAME = 100
 _NAMING: tuple[keys.Path, ...] = (
-    *(("env", "id"), ("policy", "features_extractor_class"), ("optimizer", "name"), ("pbt", "address")),
+    *(("env", "id"), ("env", "drift"), ("policy", "features_extractor_class"), ("policy", "core")),
+    *(("critic", "value_head"), ("optimizer", "name"), ("adversarial", "perturbation", "attack_method")),
+    *(("pbt", "explore_method"), ("pbt", "address")),
 )
 """Settings that can lead to code."""
 

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel
 
-from driftproof._optimizer_names import OPTIONS
 from driftproof.config import earlier
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -34,6 +33,11 @@ _EXPLICIT: dict[str, Path] = {
 }
 _ARGUMENTS = {"vgs_kwargs": ("vgs", "vgs_"), "policy_kwargs": ("policy", "")}
 """Arguments of the agent that hold several settings: their section, and what makes flat names of theirs."""
+_OPTIMIZER_OPTIONS = (
+    *("sigma", "beta1", "beta2", "betas", "beta_utility", "temperature", "weight_decay", "momentum", "dampening"),
+    *("adaptive_noise", "noise_beta", "noise_reference", "min_noise_std", "instant_noise_scale", "nesterov", "amsgrad"),
+)
+"""Arguments of optimizers, in ``optimizer.kwargs``."""
 _TOO_SHORT = ("id", "drift", "core")
 """Say nothing without their section."""
 
@@ -180,7 +184,7 @@ def nearest(path: Path) -> str:
         return f"did you mean {dotted((*section, near[0]))}?"
     if name in elsewhere:
         return f"it is {dotted(elsewhere[name])}"
-    if name in OPTIONS:
+    if name in _OPTIMIZER_OPTIONS:
         return f"it is optimizer.kwargs.{name}"
     if near := difflib.get_close_matches(name, siblings, n=1):
         return f"did you mean {dotted((*section, near[0]))}?"

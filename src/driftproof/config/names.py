@@ -6,13 +6,15 @@ import difflib
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from driftproof._files import shortened
+from driftproof._registry import ATTACKS, CORES, EXPLORE_METHODS, OPTIMIZERS, VALUE_HEADS
 from driftproof._trust import Kind, Trust, UntrustedError, WrongKindError
 from driftproof.config.files import ConfigError
+from driftproof.config.keys import at
 from driftproof.config.model import Config
 from driftproof.config.world import EnvSection
 
@@ -20,11 +22,17 @@ if TYPE_CHECKING:
     import gymnasium
     from gymnasium.envs.registration import EnvSpec
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-    from torch.optim import Optimizer
 
 EXTRACTORS = ("FlattenExtractor", "NatureCNN", "CombinedExtractor")
 _PLACE_OF_EXTRACTOR = "policy.features_extractor_class"
-_PLACE_OF_OPTIMIZER = "optimizer.name"
+CHOSEN = {
+    "policy.core": (CORES, "core"),
+    "critic.value_head": (VALUE_HEADS, "value_head"),
+    "optimizer.name": (OPTIMIZERS, "optimizer_class"),
+    "adversarial.perturbation.attack_method": (ATTACKS, "attack_method"),
+    "pbt.explore_method": (EXPLORE_METHODS, None),
+}
+"""Settings that are names in a registry or ``module:Class``, and the arguments in checkpoints that they are."""
 _LOCAL_CLUSTERS = (None, "auto", "local")
 _LOADERS = ("shimmy",)
 """Packages whose environments make whatever their arguments name."""
@@ -60,8 +68,14 @@ def _named(config: Config) -> Iterator[tuple[str, str, str]]:
         yield "env.id", env, env.rpartition(":")[0]
     if ":" in (extractor := config.policy.features_extractor_class or ""):
         yield _PLACE_OF_EXTRACTOR, extractor, _module(extractor)
-    if ":" in (optimizer := config.optimizer.name):
-        yield _PLACE_OF_OPTIMIZER, optimizer, _module(optimizer)
+    for place in CHOSEN:
+        if ":" in (name := at(config, tuple(place.split("."))) or ""):
+            yield place, name, _module(name)
+    for index, spec in enumerate(config.env.drift):
+        kinds = [part.get("kind") for part in (spec, spec.get("schedule")) if isinstance(part, Mapping)]
+        for name in kinds:
+            if isinstance(name, str) and ":" in name:
+                yield f"env.drift.{index}", name, _module(name)
 
 
 def check_address(config: Config) -> None:
@@ -99,19 +113,18 @@ def features_extractor(config: Config) -> type[BaseFeaturesExtractor] | None:
     return _class(config, _PLACE_OF_EXTRACTOR, name, layers.BaseFeaturesExtractor)
 
 
-def optimizer_class(config: Config) -> str | type[Optimizer]:
-    """The optimizer, by its name if it is one of ours."""
-    from torch.optim import Optimizer
-
-    name = config.optimizer.name
-    return _class(config, _PLACE_OF_OPTIMIZER, name, Optimizer) if ":" in name else name
+def chosen(config: Config, place: str) -> Any:
+    """What a setting chooses from a registry: its name, or the class that ``module:Class`` stands for."""
+    name = at(config, tuple(place.split(".")))
+    return _class(config, place, name, CHOSEN[place][0].base) if name is not None and ":" in name else name
 
 
 def foreign(config: Config) -> dict[str, Any]:
     """Classes that a checkpoint only names, for ``DistributionalPPO.load(..., custom_objects=...)``."""
     classes: dict[str, Any] = {}
-    if ":" in config.optimizer.name:
-        classes["optimizer_class"] = optimizer_class(config)
+    for place, (_, argument) in CHOSEN.items():
+        if argument is not None and isinstance(found := chosen(config, place), type):
+            classes[argument] = found
     if ":" in (config.policy.features_extractor_class or ""):
         classes["features_extractor_class"] = features_extractor(config)
     return classes

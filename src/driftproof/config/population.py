@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from driftproof._registry import EXPLORE_METHODS
 from driftproof.config._types import Count, Plain, Section, Share, Size
 
 MetricName: TypeAlias = Literal["mean_reward", "mean_length", "success_rate"]
@@ -56,10 +57,10 @@ class PBTSection(Section):
         description="The worst take over from the best, or a member meets another at random and takes over from it if "
         "that is better.",
     )
-    explore_method: Literal["both", "perturb", "resample", "pb2"] = Field(
+    explore_method: Annotated[str, AfterValidator(EXPLORE_METHODS.name)] = Field(
         "both",
-        description="What happens to the hyper-parameters taken over: perturb, resample, one of the two, or a model of "
-        'what worked (pb2, needs pip install "driftproof[pbt]").',
+        description="What happens to the hyper-parameters taken over: perturb, resample, both (one of the two), a "
+        'model of what worked (pb2, needs pip install "driftproof[pbt]"), or a class of your own as module:Class.',
     )
     truncation_ratio: float = Field(
         0.2, gt=0, le=0.5, description="Share of the population that is the worst, and that is the best; 0.1 to 0.3."

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
+from driftproof._registry import ATTACKS
+from driftproof._trust import UntrustedError
 from driftproof.config._types import Count, Plain, Section, Share, Size
 
 _DEVICE = r"^(auto|cpu|cuda(:\d+)?)$"
@@ -53,6 +55,8 @@ class EnvSection(Section):
             for spec in drift:
                 try:
                     change(spec)
+                except UntrustedError:
+                    continue  # Whether its module may be imported is known when the environment is made.
                 except TypeError as error:
                     raise ValueError(str(error)) from error
         return drift
@@ -74,8 +78,10 @@ class PerturbationSection(Section):
     )
     clip_min: float | None = Field(None, description="Perturbed observations are never below it. null: any.")
     clip_max: float | None = Field(None, description="The same above.")
-    attack_method: Literal["pgd", "fgsm", "sgld"] = Field(
-        "pgd", description="Projected gradient ascent, one step to the surface, or ascent with noise that fades."
+    attack_method: Annotated[str, AfterValidator(ATTACKS.name)] = Field(
+        "pgd",
+        description="pgd, projected gradient ascent; fgsm, one step to the surface; sgld, ascent with noise that "
+        "fades; or a class of your own as module:Class.",
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
+
+from driftproof._registry import Registry
+from driftproof._text import did_you_mean
+from driftproof._trust import Trust
 
 T = TypeVar("T")
 
@@ -16,7 +19,7 @@ def to_plain(value: Any) -> Any:
         return [to_plain(item) for item in value]
     if not hasattr(value, "__dataclass_fields__"):
         return value
-    plain = {"kind": value.kind} if hasattr(value, "kind") else {}
+    plain = {"kind": value.registry.name(type(value))} if hasattr(value, "registry") else {}
     for field in fields(value):
         item = getattr(value, field.name)
         if field.default is MISSING or item != field.default:
@@ -24,22 +27,23 @@ def to_plain(value: Any) -> Any:
     return plain
 
 
-def of_kind(what: str, spec: Any, kinds: Mapping[str, type[T]]) -> T:
+def of_kind(registry: Registry, spec: Any, trust: Trust | None = None, place: str = "") -> Any:
     """Make what a dict describes, where ``kind`` names the class.
 
     Args:
-        what: Is made, for messages.
+        registry: Classes by name.
         spec: The dict.
-        kinds: Classes by name.
+        trust: Says which modules may be imported because the dict names them, as ``module:Class``.
+        place: Of the dict in a configuration.
     """
+    what = registry.what
     if not isinstance(spec, Mapping):
-        raise TypeError(f"a {what} must be a mapping such as {{'kind': {next(iter(kinds))!r}, ...}}, got {spec!r}")
+        example = next(iter(registry.built_in))
+        raise TypeError(f"a {what} must be a mapping such as {{'kind': {example!r}, ...}}, got {spec!r}")
     if "kind" not in spec:
-        raise ValueError(f"the {what} {dict(spec)} lacks 'kind', one of {', '.join(map(repr, kinds))}")
-    kind = spec["kind"]
-    if kind not in kinds:
-        raise ValueError(f"unknown {what} {kind!r}{nearest(kind, kinds)}; known are {', '.join(map(repr, kinds))}")
-    return from_plain(f"{what} {kind!r}", {key: value for key, value in spec.items() if key != "kind"}, kinds[kind])
+        raise ValueError(f"the {what} {dict(spec)} lacks 'kind', one of {', '.join(map(repr, registry.names))}")
+    kind = registry.load(spec["kind"], trust, place)
+    return from_plain(f"{what} {spec['kind']!r}", {key: value for key, value in spec.items() if key != "kind"}, kind)
 
 
 def from_plain(what: str, spec: Mapping[str, Any], kind: type[T]) -> T:
@@ -56,5 +60,5 @@ def from_plain(what: str, spec: Mapping[str, Any], kind: type[T]) -> T:
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """A hint, if something known reads like it."""
-    matches = difflib.get_close_matches(str(name), list(known), n=1)
-    return f" (did you mean {matches[0]!r}?)" if matches else ""
+    hint = did_you_mean(name, known, otherwise="")
+    return f" ({hint})" if hint else ""

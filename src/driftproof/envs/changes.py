@@ -7,7 +7,7 @@ may share them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from driftproof._arguments import check_count
+from driftproof._registry import CHANGES, Registry
 from driftproof.envs._specs import to_plain
 from driftproof.envs.schedules import Schedule, schedule
 
@@ -28,12 +29,17 @@ class Change:
         schedule: Of the number that says how much, or its plain form.
     """
 
-    kind: ClassVar[str]
+    registry: ClassVar[Registry] = CHANGES
 
     schedule: Schedule
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schedule", schedule(self.schedule))
+
+    @property
+    def kind(self) -> str:
+        """Its name in plain values."""
+        return self.registry.name(type(self))
 
     @property
     def name(self) -> str:
@@ -163,7 +169,6 @@ class ObservationChange(Change):
 class ObservationPermute(ObservationChange):
     """Numbers change places. The schedule gives the number of the permutation; 0 leaves all in place."""
 
-    kind = "observation_permute"
     _least = 2
 
     def __post_init__(self) -> None:
@@ -180,8 +185,6 @@ class ObservationPermute(ObservationChange):
 class ObservationScale(ObservationChange):
     """Numbers are multiplied."""
 
-    kind = "observation_scale"
-
     def _reach(self, low: Any, high: Any) -> tuple[Any, Any]:
         products = np.stack([bound * factor for bound in (low, high) for factor in self.schedule.bounds])
         products[np.isnan(products)] = 0  # Infinity times 0: infinite bounds are never reached.
@@ -194,8 +197,6 @@ class ObservationScale(ObservationChange):
 class ObservationShift(ObservationChange):
     """Something is added to numbers."""
 
-    kind = "observation_shift"
-
     def _reach(self, low: Any, high: Any) -> tuple[Any, Any]:
         least, most = self.schedule.bounds
         return low + least, high + most
@@ -206,8 +207,6 @@ class ObservationShift(ObservationChange):
 
 class ObservationNoise(ObservationChange):
     """Normal noise is added to numbers. The schedule gives its standard deviation."""
-
-    kind = "observation_noise"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -233,8 +232,6 @@ class ActionPermute(ActionChange):
 
     The schedule gives the number of the permutation; 0 leaves all in place.
     """
-
-    kind = "action_permute"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -270,8 +267,6 @@ class ActionPermute(ActionChange):
 class ActionGain(ActionChange):
     """Actions are multiplied, and stay within their range."""
 
-    kind = "action_gain"
-
     def check(self, env: gymnasium.Env[Any, Any]) -> None:
         if not isinstance(env.action_space, spaces.Box):
             raise TypeError(f"{self.kind} needs actions that are a Box, not {env.action_space}")
@@ -291,16 +286,12 @@ class RewardChange(Change):
 class RewardScale(RewardChange):
     """Rewards are multiplied."""
 
-    kind = "reward_scale"
-
     def reward(self, reward: float, value: float) -> float:
         return reward * value
 
 
 class RewardSign(RewardChange):
     """Rewards are turned round while the schedule's number is negative."""
-
-    kind = "reward_sign"
 
     def reward(self, reward: float, value: float) -> float:
         return -reward if value < 0 else reward
@@ -315,12 +306,3 @@ def _bounds(space: Any) -> list[Any]:
     if isinstance(space, spaces.Box):
         return [space.low, space.high]
     return [space.nvec, space.start] if isinstance(space, spaces.MultiDiscrete) else []
-
-
-CHANGES: Mapping[str, type[Change]] = {
-    kind.kind: kind
-    for kind in (
-        *(ObservationPermute, ObservationScale, ObservationShift, ObservationNoise),
-        *(ActionPermute, ActionGain, RewardScale, RewardSign),
-    )
-}

@@ -10,17 +10,28 @@ import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 
 from driftproof._arguments import check_count
+from driftproof._registry import CHANGES
+from driftproof._trust import Trust
 from driftproof.envs._specs import of_kind
-from driftproof.envs.changes import CHANGES, ActionChange, Change, Dice, ObservationChange, RewardChange
+from driftproof.envs.changes import ActionChange, Change, Dice, ObservationChange, RewardChange
 from driftproof.envs.dynamics import Attributes, Dynamics
-from driftproof.envs.schedules import Course
-
-_CHANGES: dict[str, type[Change]] = {**CHANGES, Dynamics.kind: Dynamics}
+from driftproof.envs.schedules import Course, schedule
 
 
-def change(spec: Any) -> Change:
-    """A change from plain values, such as ``{"kind": "reward_scale", "schedule": {...}}``."""
-    return spec if isinstance(spec, Change) else of_kind("change", spec, _CHANGES)
+def change(spec: Any, trust: Trust | None = None, place: str = "") -> Change:
+    """A change from plain values, such as ``{"kind": "reward_scale", "schedule": {...}}``.
+
+    Args:
+        spec: The values, where both ``kind`` may also be ``module:Class``; or a change.
+        trust: Says which modules may be imported because ``kind`` names them.
+        place: Of the values in a configuration, for messages.
+    """
+    if isinstance(spec, Change):
+        return spec
+    if isinstance(spec, Mapping) and isinstance(spec.get("schedule"), Mapping):
+        spec = {**spec, "schedule": schedule(spec["schedule"], trust, place)}
+    made: Change = of_kind(CHANGES, spec, trust, place)
+    return made
 
 
 class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):

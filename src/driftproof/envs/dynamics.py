@@ -32,8 +32,6 @@ class Dynamics(Change):
             multiplied.
     """
 
-    kind = "dynamics"
-
     names: str | Sequence[str] = ()
     relative: bool = True
 

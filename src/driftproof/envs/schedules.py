@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from driftproof._arguments import check_count, check_number, check_option
+from driftproof._registry import SCHEDULES, Registry
+from driftproof._trust import Trust
 from driftproof.envs._specs import of_kind, to_plain
 
 Unit = Literal["steps", "episodes"]
@@ -27,7 +29,7 @@ class Schedule:
         unit: What time is counted in: all steps, or all episodes, that an environment has seen.
     """
 
-    kind: ClassVar[str]
+    registry: ClassVar[Registry] = SCHEDULES
 
     unit: Unit = field(default="steps", kw_only=True)
 
@@ -76,8 +78,6 @@ class Sudden(Schedule):
         high: Greatest value that is drawn.
         order: Of ``values``: ``"given"``, over and over again, or ``"random"``, never the same twice in a row.
     """
-
-    kind = "sudden"
 
     every: int | None = None
     at: Sequence[int] | None = None
@@ -161,8 +161,6 @@ class Gradual(Schedule):
         begin: When it begins.
     """
 
-    kind = "gradual"
-
     start: float
     end: float
     over: int
@@ -199,8 +197,6 @@ class Cyclic(Schedule):
         period: How long there and back takes, at least 2.
         shape: ``"sine"``, slow at the ends; ``"triangle"``, straight; ``"square"``, sudden.
     """
-
-    kind = "cyclic"
 
     start: float
     end: float
@@ -244,8 +240,6 @@ class RandomWalk(Schedule):
         every: Time between changes.
     """
 
-    kind = "random_walk"
-
     low: float
     high: float
     deviation: float
@@ -280,12 +274,18 @@ class RandomWalk(Schedule):
         return self.low + (2 * width - place if place > width else place)
 
 
-_KINDS: dict[str, type[Schedule]] = {kind.kind: kind for kind in (Sudden, Gradual, Cyclic, RandomWalk)}
+def schedule(spec: Any, trust: Trust | None = None, place: str = "") -> Schedule:
+    """A schedule from plain values, such as ``{"kind": "gradual", "start": 1, "end": 2, "over": 10_000}``.
 
-
-def schedule(spec: Any) -> Schedule:
-    """A schedule from plain values, such as ``{"kind": "gradual", "start": 1, "end": 2, "over": 10_000}``."""
-    return spec if isinstance(spec, Schedule) else of_kind("schedule", spec, _KINDS)
+    Args:
+        spec: The values, where ``kind`` may also be ``module:Class``; or a schedule.
+        trust: Says which modules may be imported because ``kind`` names them.
+        place: Of the values in a configuration, for messages.
+    """
+    if isinstance(spec, Schedule):
+        return spec
+    made: Schedule = of_kind(SCHEDULES, spec, trust, place)
+    return made
 
 
 class Course:

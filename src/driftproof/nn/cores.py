@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from driftproof._arguments import ArgumentError, check_flag, check_number
+from driftproof._registry import CORES
 from driftproof._text import printable
 from driftproof.nn.segments import Segments
 
@@ -25,7 +26,7 @@ CoreName: TypeAlias = Literal["lstm", "gru", "none"]
 
 
 class Core(nn.Module, ABC):
-    """Turns a sequence of features into one of memories.
+    """Turns a sequence of features into one of memories. One of your own needs :meth:`step` only.
 
     Args:
         features: Width of what comes in.
@@ -55,7 +56,6 @@ class Core(nn.Module, ABC):
         """:meth:`step` without gradients, made fast for weights that do not change while it is used."""
         return self.step
 
-    @abstractmethod
     def forward(self, inputs: Tensor, state: State, segments: Segments | None = None) -> Tensor:
         """Whole sequences ``[T, B, features]`` at once: outputs ``[T, B, units]``.
 
@@ -64,10 +64,25 @@ class Core(nn.Module, ABC):
             state: The state before the first step.
             segments: Where episodes start; ``None``: nowhere after the first step.
         """
+        if segments is None:
+            return self.run(inputs, state)[0]
+        flat = inputs.flatten(0, 1)
+        state = tuple(part[:, segments.sequences] * segments.carries for part in state)
+        outputs = []
+        for slab in segments.slabs:
+            rows = slab.shape[1]
+            state = tuple(part[:, :rows].contiguous() for part in state)
+            output, state = self.run(flat[slab], state)
+            outputs.append(output.flatten(0, 1))
+        return torch.cat(outputs)[segments.positions].view(*inputs.shape[:2], self.units)
 
-    @abstractmethod
     def run(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         """Whole sequences in which no episode starts: what :meth:`forward` gives, and the state after the last step."""
+        outputs = []
+        for x in inputs.unbind():
+            output, state = self.step(x, state)
+            outputs.append(output)
+        return torch.stack(outputs), state
 
     def masked(self, inputs: Tensor, state: State, keep: Tensor) -> Tensor:
         """What :meth:`forward` gives, step by step with shapes that depend on no episode, as CUDA graphs want it.
@@ -142,19 +157,6 @@ class _TorchCore(Core):
             new.append(self._cell(inputs, tuple(part[layer] for part in state), self._layer_weights(layer)))
             inputs = new[-1][0]
         return inputs, tuple(torch.stack(parts) for parts in zip(*new, strict=True))
-
-    def forward(self, inputs: Tensor, state: State, segments: Segments | None = None) -> Tensor:
-        if segments is None:
-            return self.run(inputs, state)[0]
-        flat = inputs.flatten(0, 1)
-        state = tuple(part[:, segments.sequences] * segments.carries for part in state)
-        outputs = []
-        for slab in segments.slabs:
-            rows = slab.shape[1]
-            state = tuple(part[:, :rows].contiguous() for part in state)
-            output, state = self.run(flat[slab], state)
-            outputs.append(output.flatten(0, 1))
-        return torch.cat(outputs)[segments.positions].view(*inputs.shape[:2], self.units)
 
     def run(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         with _full_precision() if inputs.is_cuda else contextlib.nullcontext():
@@ -266,8 +268,10 @@ class GRUCore(_TorchCore):
         return (torch.gru_cell(inputs, state[0], *weights),)
 
 
-def check_core_options(options: Mapping[str, Any]) -> None:
+def check_core_options(core: str | type[Core], options: Mapping[str, Any]) -> None:
     """Refuse arguments of ``nn.LSTM`` and ``nn.GRU`` that a core does not pass on, and values that they do not take."""
+    if CORES.load(core) not in (LSTMCore, GRUCore, NoCore):
+        return
     for name in options:
         if name not in ("bias", "dropout"):
             raise ArgumentError(
@@ -278,19 +282,20 @@ def check_core_options(options: Mapping[str, Any]) -> None:
     check_number("lstm_kwargs['dropout']", options.get("dropout", 0.0), at_least=0, at_most=1)
 
 
-def make_core(name: CoreName, features: int, units: int, layers: int, options: Mapping[str, Any] | None = None) -> Core:
-    """The core of that name.
+def make_core(
+    core: str | type[Core], features: int, units: int, layers: int, options: Mapping[str, Any] | None = None
+) -> Core:
+    """A core.
 
     Args:
-        name: ``"lstm"``, ``"gru"`` or ``"none"``.
+        core: ``"lstm"``, ``"gru"``, ``"none"``, the name of one in an installed package, or a class.
         features: Width of what comes in.
         units: Width of what comes out.
         layers: How many.
-        options: Further arguments of ``nn.LSTM`` or ``nn.GRU``: ``dropout`` between layers, ``bias``.
+        options: Further arguments: of ``nn.LSTM`` and ``nn.GRU``, ``dropout`` between layers and ``bias``.
     """
-    if name == "none":
-        return NoCore(features)
-    return {"lstm": LSTMCore, "gru": GRUCore}[name](features, units, layers, **(options or {}))
+    kind: type[Core] = CORES.load(core)
+    return NoCore(features) if kind is NoCore else kind(features, units, layers, **(options or {}))
 
 
 @contextlib.contextmanager

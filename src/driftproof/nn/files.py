@@ -15,7 +15,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from driftproof._trust import Trust, UntrustedError, WrongKindError, of_kind
-from driftproof.nn.heads import Scale
+from driftproof.nn.cores import Core
+from driftproof.nn.heads import Scale, ValueHead
 from driftproof.nn.spaces import decode_space, encode_space
 from driftproof.state import CheckpointError, printable, read, write
 
@@ -44,7 +45,9 @@ KNOWN_CLASSES: dict[str, type[Any]] = {
 
 _KINDS: dict[str, type[Any]] = {
     "activation_fn": nn.Module,
+    "core": Core,
     "features_extractor_class": layers.BaseFeaturesExtractor,
+    "value_head": ValueHead,
 }
 """Arguments that are classes, and what they must be subclasses of."""
 

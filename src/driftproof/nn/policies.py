@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar
 
 import torch
 from gymnasium import spaces
@@ -17,7 +17,8 @@ from stable_baselines3.common.torch_layers import (
 )
 from torch import Tensor, nn
 
-from driftproof._arguments import ArgumentError, check_count, check_flag, check_number, check_option
+from driftproof._arguments import ArgumentError, check_count, check_flag, check_number
+from driftproof._registry import VALUE_HEADS
 from driftproof.nn.cores import (
     Core,
     CoreName,
@@ -35,8 +36,6 @@ from driftproof.nn.networks import Critic, dense_network, layer_steppers, layer_
 from driftproof.nn.segments import Segments
 from driftproof.nn.types import Evaluation, Observation, PolicyState, RolloutNoise, RolloutStep, Step, map_observation
 
-HeadName: TypeAlias = Literal["quantile", "categorical"]
-
 
 class DistributionalPolicy(PolicyInterface):
     """Actor and critics: features, a recurrent core, a small network each, and their heads.
@@ -44,7 +43,8 @@ class DistributionalPolicy(PolicyInterface):
     Args:
         observation_space: What the agent sees.
         action_space: What it can do: Discrete, MultiDiscrete, MultiBinary or Box.
-        core: The memory: ``"lstm"``, ``"gru"`` or ``"none"``.
+        core: The memory: ``"lstm"``, ``"gru"``, ``"none"``, the name of one in an installed package, or a subclass of
+            :class:`driftproof.nn.cores.Core`.
         net_arch: Widths of the layers behind the core: a list for actor and critics, or ``dict(pi=[...], vf=[...])``.
             ``None``: two of 64, and none behind a :class:`NatureCNN`.
         activation_fn: Between these layers.
@@ -56,7 +56,8 @@ class DistributionalPolicy(PolicyInterface):
         shared_lstm: As sb3-contrib has it, with ``enable_critic_lstm=False``: critics see the actor's memory, and only
             the actor learns it.
         enable_critic_lstm: ``False``: critics without a recurrent core of their own.
-        lstm_kwargs: More arguments of ``nn.LSTM`` or ``nn.GRU``: ``dropout`` between layers while training, ``bias``.
+        lstm_kwargs: More arguments of the core; of ``nn.LSTM`` and ``nn.GRU``: ``dropout`` between layers while
+            training, ``bias``.
         features_extractor_class: From observations to features; Stable-Baselines3's and your own.
         features_extractor_kwargs: Its arguments, but for the observation space.
         share_features_extractor: One extractor for actor and critics.
@@ -68,7 +69,9 @@ class DistributionalPolicy(PolicyInterface):
         full_std: With ``use_sde``: a standard deviation for every element of the matrix, not one for every feature.
         use_expln: With ``use_sde``: standard deviations that grow more slowly above 1.
         squash_output: Box actions by a tanh inside their bounds, instead of clipped to them.
-        value_head: ``"quantile"`` or ``"categorical"``.
+        value_head: ``"quantile"``, ``"categorical"``, the name of one in an installed package, or a subclass of
+            :class:`driftproof.nn.heads.ValueHead`.
+        value_head_kwargs: Further arguments of the value head, such as one of your own has.
         num_quantiles: Of a quantile head.
         huber_kappa: Of a quantile head, in units of the return's standard deviation.
         num_atoms: Of a categorical head.
@@ -87,7 +90,7 @@ class DistributionalPolicy(PolicyInterface):
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         *,
-        core: CoreName | None = None,
+        core: str | type[Core] | None = None,
         net_arch: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
         activation_fn: type[nn.Module] = nn.Tanh,
         ortho_init: bool = True,
@@ -106,7 +109,8 @@ class DistributionalPolicy(PolicyInterface):
         full_std: bool = True,
         use_expln: bool = False,
         squash_output: bool = False,
-        value_head: HeadName = "quantile",
+        value_head: str | type[ValueHead] = "quantile",
+        value_head_kwargs: Mapping[str, Any] | None = None,
         num_quantiles: int = 32,
         huber_kappa: float = 0.1,
         num_atoms: int = 51,
@@ -127,8 +131,6 @@ class DistributionalPolicy(PolicyInterface):
         )
         core = self.default_core if core is None else core
         self._arguments = {**arguments, "core": core, "features_extractor_class": extractor}
-        check_option("core", core, get_args(CoreName))
-        check_option("value_head", value_head, get_args(HeadName))
         check_count("lstm_hidden_size", lstm_hidden_size, at_least=1)
         check_count("n_lstm_layers", n_lstm_layers, at_least=1)
         check_number("log_std_init", log_std_init)
@@ -153,7 +155,7 @@ class DistributionalPolicy(PolicyInterface):
         self.activation_fn, self.ortho_init = activation_fn, ortho_init
         self.share_features_extractor, self.log_std_init = share_features_extractor, log_std_init
         self.shared_lstm, self.enable_critic_lstm = shared_lstm, enable_critic_lstm
-        self.lstm_kwargs = _core_options(lstm_kwargs)
+        self.lstm_kwargs = _core_options(core, lstm_kwargs)
 
         self.features_extractor = self.make_features_extractor()
         features = int(self.features_extractor.features_dim)  # Some give numbers of NumPy, which torch does not take.
@@ -183,14 +185,15 @@ class DistributionalPolicy(PolicyInterface):
             self.critic_core = make_core(critic_core, features, lstm_hidden_size, n_lstm_layers, self.lstm_kwargs)
         memory = self.actor_core.units if self.critic_core is None else self.critic_core.units
 
-        def make_head(width: int) -> ValueHead:
-            if value_head == "quantile":
-                return QuantileHead(width, num_quantiles, huber_kappa)
-            return CategoricalHead(width, num_atoms, v_min, v_max)
+        head_class: type[ValueHead] = VALUE_HEADS.load(value_head)
+        head_options = {
+            QuantileHead: {"num_quantiles": num_quantiles, "huber_kappa": huber_kappa},
+            CategoricalHead: {"num_atoms": num_atoms, "v_min": v_min, "v_max": v_max},
+        }.get(head_class, {}) | dict(value_head_kwargs or {})
 
         networks = [dense_network(memory, critic_arch, activation_fn) for _ in range(2 if twin_critics else 1)]
         self.critics = nn.ModuleList(
-            [Critic(network, make_head(output_width(network, memory))) for network in networks]
+            [Critic(network, head_class(output_width(network, memory), **head_options)) for network in networks]
         )
         if ortho_init:
             self._initialise()
@@ -540,11 +543,11 @@ def _run(core: Core, features: Tensor, start: State, segments: Segments | None, 
     return core(features, start, segments) if keep is None else core.masked(features, start, keep)
 
 
-def _core_options(lstm_kwargs: Any) -> dict[str, Any]:
+def _core_options(core: str | type[Core], lstm_kwargs: Any) -> dict[str, Any]:
     if not isinstance(lstm_kwargs, Mapping | None):
         raise ArgumentError(f"Invalid lstm_kwargs: {lstm_kwargs!r}; must be a mapping from names to values")
     options = dict(lstm_kwargs or {})
-    check_core_options(options)
+    check_core_options(core, options)
     return options
 
 

@@ -2,6 +2,7 @@
 
 from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
 from driftproof.pbt.config import HyperparamConfig, PBTConfig, check_against
+from driftproof.pbt.explore import ExploreMethod, History
 from driftproof.pbt.folder import FolderTakenError
 from driftproof.pbt.member import Trainee, mean_reward
 from driftproof.pbt.metrics import read_metrics
@@ -14,8 +15,10 @@ __all__ = [
     "Backend",
     "CheckpointFormat",
     "Event",
+    "ExploreMethod",
     "FolderStore",
     "FolderTakenError",
+    "History",
     "HyperparamConfig",
     "InlineBackend",
     "MemoryStore",

@@ -13,13 +13,14 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof._registry import EXPLORE_METHODS
 from driftproof._unused import EXPLORE_DEFAULTS, refuse_unused, unused_by_search
 
 if TYPE_CHECKING:
+    from driftproof.pbt.explore import ExploreMethod
     from driftproof.ppo import Hyperparameters
 
 ExploitMethod: TypeAlias = Literal["truncation", "binary_tournament"]
-ExploreMethod: TypeAlias = Literal["both", "perturb", "resample", "pb2"]
 MetricMode: TypeAlias = Literal["max", "min"]
 OptimizerExploitStrategy: TypeAlias = Literal["copy", "reset"]
 
@@ -156,7 +157,8 @@ class PBTConfig:
         exploit_method: ``"truncation"``: the worst take over from the best. ``"binary_tournament"``: a member meets
             another at random, and takes over from it if that is better.
         explore_method: What happens to the hyper-parameters taken over: ``"perturb"``, ``"resample"``, ``"both"``
-            (one of the two, at random), or ``"pb2"``, a model of what worked (needs ``driftproof[pbt]``).
+            (one of the two, at random), ``"pb2"``, a model of what worked (needs ``driftproof[pbt]``), the name of one
+            in an installed package, or a subclass of :class:`driftproof.pbt.ExploreMethod`.
         truncation_ratio: Share of the population that is the worst, and that is the best; at least one member each.
         checkpoint_dir: Where members' parameters are kept. ``None``: in memory.
         metric_name: What ``performance`` is, for records.
@@ -173,7 +175,7 @@ class PBTConfig:
     perturbation_interval: int = 5
     hyperparams: Sequence[HyperparamConfig] = ()
     exploit_method: ExploitMethod = "truncation"
-    explore_method: ExploreMethod = "both"
+    explore_method: str | type[ExploreMethod] = "both"
     truncation_ratio: float = 0.2
     checkpoint_dir: str | os.PathLike[str] | None = None
     metric_name: str = "mean_reward"
@@ -188,7 +190,7 @@ class PBTConfig:
         check_count("population_size", self.population_size, at_least=2)
         check_count("perturbation_interval", self.perturbation_interval, at_least=1)
         check_option("exploit_method", self.exploit_method, get_args(ExploitMethod))
-        check_option("explore_method", self.explore_method, get_args(ExploreMethod))
+        object.__setattr__(self, "explore_method", EXPLORE_METHODS.name(self.explore_method))
         # Above a half, the worst would be among the best.
         check_number("truncation_ratio", self.truncation_ratio, above=0, at_most=0.5)
         if self.checkpoint_dir is not None and not isinstance(self.checkpoint_dir, (str, os.PathLike)):
@@ -219,7 +221,7 @@ class PBTConfig:
         if twice:
             raise ValueError(f"Invalid hyperparams: {', '.join(map(repr, twice))} is given more than once")
         for item in self.hyperparams:
-            unused = unused_by_search(self.explore_method, item.values is not None)
+            unused = unused_by_search(str(self.explore_method), item.values is not None)
             refuse_unused(vars(item), EXPLORE_DEFAULTS, unused, f"{item.name!r}: ")
         if self.explore_method == "pb2" and all(item.values is not None for item in self.hyperparams):
             raise ValueError(

@@ -1,14 +1,22 @@
-"""Drawing and mutating hyper-parameters. All randomness comes from the generator that is passed in."""
+"""Drawing and mutating hyper-parameters. All randomness comes from the generator that is passed in.
+
+A new explore method is a subclass of :class:`ExploreMethod`, and a line in :mod:`driftproof._registry`.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from driftproof.pbt.config import HyperparamConfig, PBTConfig
+
+MAX_OBSERVATIONS = 200
+"""The latest that are kept: fitting a model takes time with their cube."""
 
 
 def sample(hyperparam: HyperparamConfig, rng: np.random.Generator) -> Any:
@@ -36,14 +44,82 @@ def perturb(hyperparam: HyperparamConfig, value: Any, rng: np.random.Generator) 
     return _clip(hyperparam, moved)
 
 
-def explore(config: PBTConfig, hyperparams: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """A mutated copy. Hyper-parameters that are not searched stay as they are."""
-    explored = dict(hyperparams)
-    for item in config.hyperparams:
-        probability = {"perturb": 0.0, "both": item.resample_probability, "resample": 1.0}[config.explore_method]
-        resampled = rng.random() < probability
-        explored[item.name] = sample(item, rng) if resampled else perturb(item, explored[item.name], rng)
-    return explored
+@dataclass(frozen=True)
+class Observation:
+    """What one member's hyper-parameters did in one interval."""
+
+    time: float
+    """When it began, in intervals."""
+    hyperparams: Mapping[str, Any]
+    change: float | None
+    """Of performance per interval, more is better; ``None``: training diverged."""
+
+
+@dataclass(frozen=True)
+class History:
+    """What is known of a population when hyper-parameters are explored.
+
+    Attributes:
+        observations: Of all members, in the order of time; empty unless the method ``uses_observations``.
+        pending: Hyper-parameters of other members of which nothing is known yet.
+        time: Now, in intervals.
+    """
+
+    observations: Sequence[Observation]
+    pending: Sequence[Mapping[str, Any]]
+    time: float
+
+
+class ExploreMethod(ABC):
+    """What happens to hyper-parameters that a member takes over.
+
+    Args:
+        config: The search.
+    """
+
+    uses_observations: ClassVar[bool] = False
+    """Whether to keep :class:`observations <Observation>` for it, also in the files of a run."""
+
+    def __init__(self, config: PBTConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def explore(self, hyperparams: Mapping[str, Any], history: History, rng: np.random.Generator) -> dict[str, Any]:
+        """A mutated copy, within the ranges. Hyper-parameters that are not searched stay as they are.
+
+        Args:
+            hyperparams: Of the donor.
+            history: What is known of the population.
+            rng: Source of all randomness.
+        """
+
+
+class Both(ExploreMethod):
+    """Each hyper-parameter is perturbed, or drawn anew with its ``resample_probability``."""
+
+    def resample_probability(self, item: HyperparamConfig) -> float:
+        return item.resample_probability
+
+    def explore(self, hyperparams: Mapping[str, Any], history: History, rng: np.random.Generator) -> dict[str, Any]:
+        explored = dict(hyperparams)
+        for item in self.config.hyperparams:
+            resampled = rng.random() < self.resample_probability(item)
+            explored[item.name] = sample(item, rng) if resampled else perturb(item, explored[item.name], rng)
+        return explored
+
+
+class Perturb(Both):
+    """Each hyper-parameter is perturbed."""
+
+    def resample_probability(self, item: HyperparamConfig) -> float:
+        return 0.0
+
+
+class Resample(Both):
+    """Each hyper-parameter is drawn anew."""
+
+    def resample_probability(self, item: HyperparamConfig) -> float:
+        return 1.0
 
 
 def to_unit(hyperparam: HyperparamConfig, value: float) -> float:

@@ -9,45 +9,41 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from driftproof.pbt.config import HyperparamConfig, PBTConfig
-from driftproof.pbt.explore import from_unit, perturb, to_unit
-
-MAX_OBSERVATIONS = 200
-"""The latest that the model sees: fitting takes time with their cube."""
+from driftproof.pbt.explore import MAX_OBSERVATIONS, ExploreMethod, History, Observation, from_unit, perturb, to_unit
 
 _CANDIDATES = 512
 _NEIGHBOURS = 128
 _NEIGHBOURHOOD = 0.1
 
 
-@dataclass(frozen=True)
-class Observation:
-    """What one member's hyper-parameters did in one interval."""
+class PB2(ExploreMethod):
+    """Hyper-parameters that a model expects most of, see :func:`propose`.
 
-    time: float
-    """When it began, in intervals."""
-    hyperparams: Mapping[str, Any]
-    change: float | None
-    """Of performance per interval, more is better; ``None``: training diverged."""
-
-
-def require() -> None:
-    """Raise unless scikit-learn is there.
+    Args:
+        config: The search.
 
     Raises:
-        ImportError: It is not.
+        ImportError: scikit-learn is not installed.
     """
-    try:
-        import sklearn.gaussian_process  # type: ignore[import-untyped] # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            'explore_method="pb2" needs scikit-learn: pip install "driftproof[pbt]"', name="sklearn"
-        ) from error
+
+    uses_observations = True
+
+    def __init__(self, config: PBTConfig) -> None:
+        super().__init__(config)
+        try:
+            import sklearn.gaussian_process  # type: ignore[import-untyped] # noqa: F401
+        except ImportError as error:
+            raise ImportError(
+                'explore_method="pb2" needs scikit-learn: pip install "driftproof[pbt]"', name="sklearn"
+            ) from error
+
+    def explore(self, hyperparams: Mapping[str, Any], history: History, rng: np.random.Generator) -> dict[str, Any]:
+        return propose(self.config, hyperparams, history.observations, history.pending, history.time, rng)
 
 
 def propose(

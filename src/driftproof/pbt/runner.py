@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from driftproof._arguments import check_count, check_flag, check_option
+from driftproof._trust import Trust
 from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
 from driftproof.pbt.config import PBTConfig, check_against
 from driftproof.pbt.folder import FolderTakenError, RunFolder
@@ -91,6 +92,7 @@ class PBTRunner:
         callback: MakeCallback | None = None,
         on_change: Callable[[PBTRunner], None] | None = None,
         _saved: SavedPopulation | None = None,
+        _trust: Trust | None = None,
     ) -> None:
         check_count("total_updates", total_updates, at_least=1)
         check_count("seed", seed)
@@ -113,7 +115,7 @@ class PBTRunner:
         self._backend = _backend_named(backend) if isinstance(backend, str) else backend
         self.config = _checked(config, make_agent)
         # What members offer are names of files.
-        self.scheduler = PBTScheduler(self.config, seed, store=MemoryStore())
+        self.scheduler = PBTScheduler(self.config, seed, store=MemoryStore(), trust=_trust)
         self._places = [_Place(hyperparams) for hyperparams in self.scheduler.initial_hyperparams()]
         self._saves = 0
         if _saved is not None:
@@ -137,6 +139,7 @@ class PBTRunner:
         max_restarts: int = 3,
         callback: MakeCallback | None = None,
         on_change: Callable[[PBTRunner], None] | None = None,
+        trusted: Iterable[str] | Trust = (),
     ) -> PBTRunner:
         """A run as it was when a member last reported.
 
@@ -148,6 +151,7 @@ class PBTRunner:
             max_restarts: Likewise.
             callback: Likewise.
             on_change: Likewise.
+            trusted: Modules from which an explore method may be imported that the folder names.
 
         Raises:
             FileNotFoundError: There is no run.
@@ -170,6 +174,7 @@ class PBTRunner:
             callback=callback,
             on_change=on_change,
             _saved=saved,
+            _trust=Trust.of(trusted),
         )
 
     @property

@@ -11,7 +11,6 @@ from driftproof._files import shortened
 from driftproof._unused import unused_by_search, without_unused
 from driftproof.pbt.config import (
     ExploitMethod,
-    ExploreMethod,
     HyperparamConfig,
     MetricMode,
     OptimizerExploitStrategy,
@@ -75,7 +74,7 @@ class SavedConfig(Saved):
     perturbation_interval: Count
     hyperparams: Annotated[list[SavedHyperparam], Field(max_length=1000)]
     exploit_method: ExploitMethod
-    explore_method: ExploreMethod
+    explore_method: Annotated[str, StringConstraints(max_length=200)]
     truncation_ratio: Number
     checkpoint_dir: Annotated[str, StringConstraints(max_length=4096)] | None
     metric_name: str

@@ -14,10 +14,11 @@ from pydantic import ValidationError
 
 from driftproof._arguments import check_count
 from driftproof._files import described
-from driftproof.pbt import pb2
+from driftproof._registry import EXPLORE_METHODS
+from driftproof._trust import Trust
 from driftproof.pbt.config import PBTConfig
 from driftproof.pbt.earlier_names import EarlierMemberNames, EarlierSchedulerNames, stored_path
-from driftproof.pbt.explore import explore, sample, to_unit
+from driftproof.pbt.explore import MAX_OBSERVATIONS, ExploreMethod, History, Observation, sample, to_unit
 from driftproof.pbt.records import Event, EventKind
 from driftproof.pbt.saved import SavedMember, SavedScheduler
 from driftproof.pbt.stores import CheckpointFormat, FolderStore, MemoryStore, TreeStore
@@ -84,11 +85,18 @@ class PBTScheduler(EarlierSchedulerNames):
         config: How.
         seed: Of the scheduler's own generator; global ones are not touched. ``None``: another every time.
         store: Where members' parameters are kept. ``None``: in ``config.checkpoint_dir``, or in memory.
+        trust: Says which modules may be imported if ``config.explore_method`` is the text ``module:Class``.
     """
 
-    def __init__(self, config: PBTConfig, seed: int | None = None, *, store: TreeStore | None = None) -> None:
-        if config.explore_method == "pb2":
-            pb2.require()
+    def __init__(
+        self,
+        config: PBTConfig,
+        seed: int | None = None,
+        *,
+        store: TreeStore | None = None,
+        trust: Trust | None = None,
+    ) -> None:
+        self._explore: ExploreMethod = EXPLORE_METHODS.load(config.explore_method, trust)(config)
         if store is None:
             store = MemoryStore() if config.checkpoint_dir is None else FolderStore(config.checkpoint_dir)
         self.config = config
@@ -98,7 +106,7 @@ class PBTScheduler(EarlierSchedulerNames):
         """Everything that happened, oldest first."""
         self._warned_of_state_dicts = False
         self._rng = np.random.default_rng(seed)
-        self._observations: list[pb2.Observation] = []
+        self._observations: list[Observation] = []
         self._counts = {"judged": 0, "improved": 0, "transferred": 0, "not_transferred": 0}
         # What ranking needs, as arrays: larger is better, and -inf the worst.
         self._scores = np.full(config.population_size, -math.inf)
@@ -291,7 +299,7 @@ class PBTScheduler(EarlierSchedulerNames):
                 )
         members = [PopulationMember.of(member) for member in saved.members]
         events = [Event.of(event) for event in saved.events]
-        observations = [pb2.Observation(**item.model_dump()) for item in saved.observations]
+        observations = [Observation(**item.model_dump()) for item in saved.observations]
         generator = np.random.default_rng()
         generator.bit_generator.state = saved.generator.model_dump()
         counts = saved.counts.model_dump()
@@ -399,15 +407,22 @@ class PBTScheduler(EarlierSchedulerNames):
         return tree, dict(hyperparams), tree_format
 
     def _explored(self, member: PopulationMember, hyperparams: Mapping[str, Any]) -> dict[str, Any]:
-        if self.config.explore_method != "pb2":
-            return explore(self.config, hyperparams, self._rng)
         pending = [other.hyperparams for other in self.members if other.unobserved and other is not member]
-        now = member.step / self.config.perturbation_interval
-        return pb2.propose(self.config, hyperparams, self._observations, pending, now, self._rng)
+        history = History(self._observations, pending, member.step / self.config.perturbation_interval)
+        explored = self._explore.explore(hyperparams, history, self._rng)
+        if explored.keys() != hyperparams.keys():
+            raise ValueError(f"explore_method {self.config.explore_method!r} must return {list(hyperparams)}")
+        for item in self.config.hyperparams:
+            if not item.allows(explored[item.name]):
+                raise ValueError(
+                    f"explore_method {self.config.explore_method!r} returned {item.name}={explored[item.name]!r}, "
+                    "which is not what is searched"
+                )
+        return explored
 
     def _observe(self, member: PopulationMember) -> None:
-        """Note for PB2 what the member's hyper-parameters did in the interval that is over."""
-        if self.config.explore_method != "pb2":
+        """Note for the explore method what the member's hyper-parameters did in the interval that is over."""
+        if not self._explore.uses_observations:
             return
         interval = self.config.perturbation_interval
         if member.baseline is not None and member.step > member.baseline[0]:
@@ -415,8 +430,8 @@ class PBTScheduler(EarlierSchedulerNames):
             change = None
             if member.performance is not None:
                 change = self._gain(former, member.performance) * interval / (member.step - step)
-            self._observations.append(pb2.Observation(step / interval, dict(member.hyperparams), change))
-            del self._observations[: -pb2.MAX_OBSERVATIONS]
+            self._observations.append(Observation(step / interval, dict(member.hyperparams), change))
+            del self._observations[:-MAX_OBSERVATIONS]
         member.baseline = None if member.performance is None else (member.step, member.performance)
         member.unobserved = False
 

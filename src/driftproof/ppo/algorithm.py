@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from driftproof._arguments import check_count
 from driftproof._batches import STEPS_AND_BATCH, truncation
-from driftproof._optimizer_names import optimizer_name
+from driftproof._registry import OPTIMIZERS
 from driftproof.learner.adversary import AdversarySettings
 from driftproof.learner.entropy import DecayStart, EntropySchedule
 from driftproof.learner.hyperparams import Schedule
@@ -261,7 +261,7 @@ class DistributionalPPO(Persistent):
         self.max_grad_norm = max_grad_norm
         self.target_kl = target_kl
         self.sequence_length = sequence_length
-        self.optimizer_class = optimizer_name(optimizer_class) if isinstance(optimizer_class, str) else optimizer_class
+        self.optimizer_class = OPTIMIZERS.name(optimizer_class) if isinstance(optimizer_class, str) else optimizer_class
         self.value_clip_mode: ClipMode | None = value_clip_mode
         self.cvar_alpha = cvar_alpha
         self.kl_stop_mode: StopMode | None = kl_stop

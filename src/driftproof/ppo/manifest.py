@@ -18,6 +18,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
 from driftproof import optim
+from driftproof._registry import ATTACKS, CORES, OPTIMIZERS, VALUE_HEADS, Registry
 from driftproof._trust import Trust, UntrustedError, WrongKindError, of_kind
 from driftproof.nn.files import KNOWN_CLASSES, subclasses
 from driftproof.nn.files import class_name as _name
@@ -39,14 +40,17 @@ _CLASSES: dict[str, type[Any]] = {
 }
 """Classes that a file may name."""
 
-_KINDS: dict[str, type[Any]] = {
+_KINDS: dict[str, type[Any] | Registry] = {
     "policy": BasePolicy,
-    "optimizer_class": torch.optim.Optimizer,
+    "optimizer_class": OPTIMIZERS,
     "policy_kwargs.activation_fn": torch.nn.Module,
+    "policy_kwargs.core": CORES,
     "policy_kwargs.features_extractor_class": layers.BaseFeaturesExtractor,
-    "policy_kwargs.optimizer_class": torch.optim.Optimizer,
+    "policy_kwargs.optimizer_class": OPTIMIZERS,
+    "policy_kwargs.value_head": VALUE_HEADS,
+    "adversarial.perturbation.attack_method": ATTACKS,
 }
-"""What a class must be a subclass of, where the place says it."""
+"""What a class must be a subclass of, where the place says it, or what it is registered with."""
 
 FUNCTIONS = ("learning_rate", "clip_range", "clip_range_vf")
 """Settings that may be functions, and never classes."""
@@ -192,11 +196,16 @@ def _decode(value: Any, given: Mapping[str, Any], place: str, trust: Trust) -> A
         ) from error
 
 
+def _base(place: str) -> type[Any]:
+    kind = _KINDS[place]
+    return kind.base if isinstance(kind, Registry) else kind
+
+
 def _check_kind(place: str, value: Any) -> None:
     """Refuse what does not belong in a place, before anybody calls it."""
     try:
         if place in _KINDS and value is not None and not isinstance(value, str):
-            of_kind(_name(value), value, _KINDS[place])
+            of_kind(_name(value), value, _base(place))
         elif place in FUNCTIONS and inspect.isclass(value):
             raise WrongKindError(f"{_name(value)!r} is a class, not a function")
     except WrongKindError as error:
@@ -230,7 +239,7 @@ def _foreign(content: str, given: Mapping[str, Any], place: str, trust: Trust) -
     key, shown = place.rpartition(".")[2], printable(content, 100)
     how = f"pass it again, load(..., custom_objects={{{key!r}: {shown.rpartition('.')[2]}}})"
     if place in _KINDS:
-        if (found := _trusted_class(content, _KINDS[place], trust)) is not None:
+        if (found := _trusted_class(content, _base(place), trust)) is not None:
             return found
         how += f", or trust its module, load(..., trusted=[{shown.partition('.')[0]!r}])"
     raise CheckpointError(f"the agent was made with {place}={shown}, which files only name: {how}")

@@ -11,19 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from driftproof._arguments import ArgumentError
-from driftproof._optimizer_names import optimizer_name
+from driftproof._registry import OPTIMIZERS
 from driftproof._unused import OPTIMIZER_DEFAULTS, refuse_unused, unused_by_optimizer
-from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD
-
-OPTIMIZERS: dict[str, type[Optimizer]] = {
-    "adaptive_upgd": AdaptiveUPGD,
-    "upgd": UPGD,
-    "upgdw": UPGDW,
-    "adamw": torch.optim.AdamW,
-    "adam": torch.optim.Adam,
-    "sgd": torch.optim.SGD,
-}
-
 
 DEFAULT_OPTIMIZER = "adaptive_upgd"
 
@@ -63,18 +52,12 @@ def optimizer_in_policy_kwargs(
 
 def optimizer_class(optimizer: str | type[Optimizer]) -> type[Optimizer]:
     """The class of that name, in any spelling, or the class itself."""
-    if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
-        return optimizer
-    if isinstance(optimizer, str):
-        return OPTIMIZERS[optimizer_name(optimizer)]
-    raise ValueError(f"Unknown optimizer {optimizer!r}; use one of {', '.join(OPTIMIZERS)}, or a class of torch.optim")
+    return OPTIMIZERS.load(optimizer)
 
 
 def unused_options(optimizer: str | type[Optimizer], options: Mapping[str, Any]) -> dict[str, str]:
     """Arguments of an optimizer that have no effect beside the others, each with what it needs."""
-    kind = optimizer_class(optimizer)
-    name = next((name for name, known in OPTIMIZERS.items() if known is kind), "")
-    return unused_by_optimizer(name, options)
+    return unused_by_optimizer(OPTIMIZERS.name(optimizer), options)
 
 
 def check_options(optimizer: str | type[Optimizer], options: Mapping[str, Any]) -> None:

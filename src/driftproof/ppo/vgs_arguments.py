@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypedDict
 
+from driftproof._registry import OPTIMIZERS
 from driftproof.nn.policies import DistributionalPolicy
-from driftproof.ppo.optimizers import OPTIMIZERS
 
 
 class VGSArguments(TypedDict, total=False):
@@ -79,7 +79,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
         return f"it is {_EARLIER[name]}"
     kinds_of: dict[str, list[type[Any]]] = {
         "policy_kwargs": [DistributionalPolicy],
-        "optimizer_kwargs": list(OPTIMIZERS.values()),
+        "optimizer_kwargs": [OPTIMIZERS.load(name) for name in OPTIMIZERS.built_in],
     }
     for argument, kinds in kinds_of.items():
         if any(name in inspect.signature(kind).parameters for kind in kinds):

@@ -1,0 +1,66 @@
+"""Searches for the worst observation in a ball: how many steps they take, how long ones, and in which direction."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from driftproof.adversarial.balls import Size, unit_scale
+
+if TYPE_CHECKING:
+    from driftproof.adversarial.attacks import PerturbationConfig
+
+
+class Attack:
+    """A search by steps along gradients, each followed by a projection into the ball.
+
+    Args:
+        config: Settings of the search.
+        generator: Source of its random numbers.
+    """
+
+    def __init__(self, config: PerturbationConfig, generator: torch.Generator) -> None:
+        self.config, self.generator = config, generator
+
+    def plan(self, radius: Size, starts_anywhere: bool) -> tuple[int, Size]:
+        """Number of steps, and their length.
+
+        Args:
+            radius: Of the ball, in force now.
+            starts_anywhere: Whether the search starts at a random point of the ball instead of its centre.
+        """
+        config = self.config
+        in_proportion = config.attack_lr if config.epsilon == 0 else radius * (config.attack_lr / config.epsilon)
+        return config.attack_steps, in_proportion
+
+    def direction(self, gradient: Tensor, rank: int, step: int) -> Tensor:
+        """What is ascended in place of the objective's gradient, of any length.
+
+        Args:
+            gradient: ``[..., *shape]``.
+            rank: How many axes one observation has.
+            step: Number of the step, from 0.
+        """
+        return gradient
+
+
+class PGD(Attack):
+    """Projected gradient ascent (Madry et al., 2018, arXiv 1706.06083)."""
+
+
+class FGSM(Attack):
+    """One step to the surface of the ball (Goodfellow et al., 2015, arXiv 1412.6572)."""
+
+    def plan(self, radius: Size, starts_anywhere: bool) -> tuple[int, Size]:
+        return 1, radius * 2 if starts_anywhere else radius
+
+
+class SGLD(Attack):
+    """Ascent with noise that fades (Welling & Teh, 2011; in SA-PPO, Zhang et al., 2020, arXiv 2003.08938)."""
+
+    def direction(self, gradient: Tensor, rank: int, step: int) -> Tensor:
+        noise = torch.randn(gradient.shape, generator=self.generator, device=gradient.device, dtype=gradient.dtype)
+        return unit_scale(gradient, rank) + noise * (math.sqrt(2 * self.config.attack_lr) / (step + 2))
