@@ -38,8 +38,11 @@ def policy_loss(log_ratio: Tensor, advantages: Tensor, clip_range: Number) -> Po
     """
     clip_range = per_member(clip_range, log_ratio)
     ratio = log_ratio.exp()
-    clipped_ratio = torch.clamp(ratio, 1 - clip_range, 1 + clip_range)  # type: ignore[arg-type]
-    loss = -torch.minimum(advantages * ratio, advantages * clipped_ratio)
+    # min(A * ratio, A * clipped ratio) bounds the ratio from above where A is positive, else from below. So written, it
+    # has half as many operations to differentiate.
+    worse = advantages < 0
+    low, high = torch.where(worse, 1 - clip_range, -torch.inf), torch.where(worse, torch.inf, 1 + clip_range)
+    loss = ratio.clamp(low, high) * -advantages
     return PolicyLoss(loss, ((ratio.detach() - 1).abs() > clip_range).to(loss.dtype))
 
 

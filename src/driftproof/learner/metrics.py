@@ -32,6 +32,7 @@ class StepMetrics:
     values: Tensor
 
     @classmethod
+    @torch.no_grad()
     def of(cls, numbers: Mapping[str, Tensor]) -> StepMetrics:
         """From 0-dim tensors by name."""
         return cls(tuple(numbers), torch.stack(list(numbers.values()), -1))

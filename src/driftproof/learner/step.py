@@ -85,7 +85,9 @@ class OptimizerStep:
         statistics = [(tensor, tensor.clone()) for tensor in self._statistics]
         loss, metrics = self.losses(batch, c)
         go_on = self.stop.observe(metrics["approx_kl"])
-        self.optimizer.zero_grad(set_to_none=True)
+        for group in self.optimizer.param_groups:
+            for param in group["params"]:
+                param.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
         metrics |= self._finish(loss.detach(), go_on, c)
         for tensor, before in statistics:
@@ -94,22 +96,19 @@ class OptimizerStep:
         return StepMetrics.of(metrics)
 
     def losses(self, batch: Minibatch, c: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and numbers about it by name, without a gradient."""
+        """The loss, and numbers about it by name."""
         with self.autocast():
             parameters, predictions = self.policy.evaluate(batch.observations, batch.state, batch.segments, batch.keep)
         parameters, predictions = parameters.float(), tuple(p.float() for p in predictions)
         distribution, valid = self.policy.distribution, batch.valid
-        log_ratio = distribution.log_prob(parameters, batch.actions) - batch.log_probs
+        log_probs, entropies = distribution.log_prob_and_entropy(parameters, batch.actions)
+        log_ratio = log_probs - batch.log_probs
         surrogate, clipped = policy_loss(log_ratio, batch.advantages, c.clip_range)
-        policy_term = mean(surrogate, valid)
-        entropy = mean(distribution.entropy(parameters), valid)
-        old = batch.predictions or (None,) * len(predictions)
-        critic_terms = [
-            mean(value_loss(head, now, batch.targets, then, self.clip_mode, c.clip_range_vf), valid)
-            for head, now, then in zip(self.policy.heads, predictions, old, strict=True)
-        ]
-        value_term = torch.stack(critic_terms).mean() if len(critic_terms) > 1 else critic_terms[0]
-        loss = policy_term + c.vf_coef * value_term - c.ent_coef * entropy
+        policy_term, entropy = mean(surrogate, valid), mean(entropies, valid)
+        critic_terms = self._critic_losses(predictions, batch, c.clip_range_vf)
+        loss = policy_term + c.vf_coef * critic_terms.mean()
+        if isinstance(c.ent_coef, Tensor) or c.ent_coef:
+            loss = loss - c.ent_coef * entropy
         with torch.no_grad():
             approx_kl = mean(approximate_kl(log_ratio.detach()), valid)
         kl = approx_kl
@@ -123,14 +122,22 @@ class OptimizerStep:
             "kl": kl,
             "clip_fraction": mean(clipped, valid),
         }
-        metrics |= {f"critic_loss_{i}": term for i, term in enumerate(critic_terms, 1)}
+        metrics |= {f"critic_loss_{i}": term for i, term in enumerate(critic_terms.unbind(), 1)}
         if self.adversary is not None:
             with self.autocast():
                 robust_term, told = self.adversary.loss(batch, Evaluation(parameters, predictions), c.vf_coef)
             loss = loss + robust_term
             metrics |= {f"adversarial/{name}": number for name, number in told.items()}
         metrics["loss"] = loss
-        return loss, {name: number.detach() for name, number in metrics.items()}
+        return loss, metrics
+
+    def _critic_losses(self, predictions: tuple[Tensor, ...], batch: Minibatch, clip_range: Number) -> Tensor:
+        """Each critic's mean loss ``[critics]``, all at once: their heads differ in weights alone."""
+        now = torch.stack(predictions)
+        then = torch.stack(batch.predictions) if batch.predictions else None
+        targets, valid = batch.targets.expand(now.shape[:-1]), batch.valid
+        losses = value_loss(self.policy.heads[0], now, targets, then, self.clip_mode, clip_range)
+        return mean(losses, None if valid is None else valid.expand_as(losses), members=True)
 
     @torch.no_grad()
     def _finish(self, loss: Tensor, go_on: Tensor, c: Coefficients) -> dict[str, Tensor]:

@@ -73,6 +73,10 @@ class ActionDistribution(nn.Module, ABC):
     def entropy(self, parameters: Tensor) -> Tensor:
         """Entropy ``[...]``."""
 
+    def log_prob_and_entropy(self, parameters: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`log_prob` and :meth:`entropy`, with what they have in common computed once."""
+        return self.log_prob(parameters, actions), self.entropy(parameters)
+
     @abstractmethod
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         """The exact Kullback-Leibler divergence KL(old‖new) ``[...]`` of two parameters."""
@@ -125,10 +129,15 @@ class Categorical(ActionDistribution):
 
     def log_prob(self, parameters: Tensor, actions: Tensor) -> Tensor:
         self._check_actions(parameters, actions)
-        return _log_prob_of_choice(parameters, actions)
+        return _of_choice(parameters.log_softmax(-1), actions)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        return _entropy_of_choice(parameters)
+        return _entropy_of_choice(parameters.log_softmax(-1))
+
+    def log_prob_and_entropy(self, parameters: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        self._check_actions(parameters, actions)
+        log_probs = parameters.log_softmax(-1)
+        return _of_choice(log_probs, actions), _entropy_of_choice(log_probs)
 
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         return _kl_of_choice(old, new)
@@ -177,10 +186,15 @@ class MultiCategorical(ActionDistribution):
 
     def log_prob(self, parameters: Tensor, actions: Tensor) -> Tensor:
         self._check_actions(parameters, actions)
-        return _log_prob_of_choice(self._logits(parameters), actions).sum(-1)
+        return _of_choice(self._logits(parameters).log_softmax(-1), actions).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        return _entropy_of_choice(self._logits(parameters)).sum(-1)
+        return _entropy_of_choice(self._logits(parameters).log_softmax(-1)).sum(-1)
+
+    def log_prob_and_entropy(self, parameters: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        self._check_actions(parameters, actions)
+        log_probs = self._logits(parameters).log_softmax(-1)
+        return _of_choice(log_probs, actions).sum(-1), _entropy_of_choice(log_probs).sum(-1)
 
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         return _kl_of_choice(self._logits(old), self._logits(new)).sum(-1)
@@ -368,12 +382,11 @@ def _gumbel(shape: tuple[int, ...], device: Device, dtype: torch.dtype | None) -
     return waits.clamp_min_(torch.finfo(waits.dtype).tiny).log_().neg_()
 
 
-def _log_prob_of_choice(logits: Tensor, choice: Tensor) -> Tensor:
-    return logits.log_softmax(-1).gather(-1, choice.unsqueeze(-1)).squeeze(-1)
+def _of_choice(log_probs: Tensor, choice: Tensor) -> Tensor:
+    return log_probs.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
 
 
-def _entropy_of_choice(logits: Tensor) -> Tensor:
-    log_probs = logits.log_softmax(-1)
+def _entropy_of_choice(log_probs: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 

@@ -351,7 +351,7 @@ class DistributionalPolicy(PolicyInterface):
         critic_memory = self._shared(memory)
         if self.critic_core is not None:
             critic_memory = _run(self.critic_core, critic_features, state.critic, segments, keep)
-        return Evaluation(self._actor_outputs(memory)[0], self.predict_returns(critic_memory))
+        return Evaluation(self._sequence_parameters(memory), self._sequence_predictions(critic_memory))
 
     def evaluate_actor(
         self,
@@ -362,7 +362,7 @@ class DistributionalPolicy(PolicyInterface):
     ) -> Tensor:
         """The parameters that :meth:`evaluate` returns, without asking the critics."""
         features = self._sequence_features(observation, self.features_extractor)
-        return self._actor_outputs(_run(self.actor_core, features, state.actor, segments, keep))[0]
+        return self._sequence_parameters(_run(self.actor_core, features, state.actor, segments, keep))
 
     def evaluate_critics(
         self,
@@ -376,7 +376,18 @@ class DistributionalPolicy(PolicyInterface):
         own = self.critic_features_extractor
         features = self._sequence_features(observation, self.features_extractor if own is None else own)
         memory = _run(core, features, start, segments, keep)
-        return self.predict_returns(self._shared(memory) if self.critic_core is None else memory)
+        return self._sequence_predictions(self._shared(memory) if self.critic_core is None else memory)
+
+    def _sequence_parameters(self, memory: Tensor) -> Tensor:
+        """Parameters of the actions' distribution ``[T, B, size]``."""
+        # Dense layers want rows: of more axes, every layer would make them, and undo it.
+        parameters, _ = self._actor_outputs(memory.flatten(0, 1))
+        return parameters.view(*memory.shape[:2], -1)
+
+    def _sequence_predictions(self, memory: Tensor) -> tuple[Tensor, ...]:
+        """Each critic's prediction ``[T, B, outputs]``."""
+        predictions = self.predict_returns(memory.flatten(0, 1))
+        return tuple(prediction.view(*memory.shape[:2], -1) for prediction in predictions)
 
     def _shared(self, memory: Tensor) -> Tensor:
         """The actor's memory for critics, which with ``shared_lstm`` do not learn it."""
