@@ -22,8 +22,8 @@ $(INSTALLED): $(CORE)
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $@
 
-# A population learns to trade in a market whose ways change, is compared with holding and with doing nothing in markets
-# that it has never seen, says what it makes of prices, and everything that happened is in one page.
+# Trains a population in a market with hidden regimes, evaluates its best member against buy-and-hold and staying flat in
+# held-out markets, computes signals for a file of prices, and writes the report.
 demo: $(CORE)
 	rm -rf runs/demo
 	$(BIN)/driftproof tune configs/regime_market_population.yaml --name demo

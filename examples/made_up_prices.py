@@ -1,4 +1,4 @@
-"""Prices of two made-up markets, to try signals on.
+"""Writes synthetic prices of two markets, as input for `driftproof infer`.
 
 python examples/made_up_prices.py prices.csv
 driftproof infer RUN prices.csv

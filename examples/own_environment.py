@@ -1,10 +1,10 @@
-"""From an environment of your own to an agent, a population and a page about it.
+"""From an environment of your own to an agent, a population and a report.
 
     python examples/own_environment.py             # two minutes on two cores
     python examples/own_environment.py --quick     # shows that it runs, not what it learns
 
-A room is to be kept at 20 °C by a heater that wears: what it gives for the same power shrinks over a season, is never
-shown, and is restored when somebody services it. Only memory can tell how much power is needed today.
+The task is to keep a room at 20 °C with a heater that wears out: its output at the same power shrinks over a season,
+is not observed, and is restored when the heater is serviced. Only a recurrent policy can infer the power it needs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from driftproof.report import write_report
 
 
 class Room(gymnasium.Env[np.ndarray, np.ndarray]):
-    """Keep a room at 20 °C. It remembers across episodes how worn its heater is."""
+    """Keep a room at 20 °C. The wear of its heater persists across episodes."""
 
     observation_space = gymnasium.spaces.Box(-10, 10, (2,), np.float32)
     action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
@@ -47,7 +47,7 @@ class Room(gymnasium.Env[np.ndarray, np.ndarray]):
     def _seen(self) -> np.ndarray:
         return np.array([(self.inside - 20) / 5, self.outside / 5], np.float32)
 
-    # With these two, interrupted trainings go on in the middle of an episode.
+    # With these two methods, an interrupted training resumes exactly, in the middle of an episode.
     def state_dict(self) -> dict[str, float]:
         return {"gain": self.gain, "inside": self.inside, "outside": self.outside, "left": self.left}
 
@@ -57,7 +57,7 @@ class Room(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 def make_agent(member: int) -> DistributionalPPO:
-    """Any function of a number does; each member gets environments of its own."""
+    """Builds a member's agent, with its own environments. Any function of the member's index will do."""
     env = make_vec_env(Room, 8, seed=100 * member)
     return DistributionalPPO("MlpLstmPolicy", env, n_steps=100, batch_size=200, n_epochs=4, gamma=0.95, seed=member)
 

@@ -1,12 +1,12 @@
-"""An agent on twenty years of the S&P 500, and what it earns where it has never been.
+"""Trains agents on twenty years of the S&P 500 and evaluates them out of sample.
 
     pip install driftproof arch                    # arch ships the prices
     python examples/real_prices.py                 # three seeds, a few minutes
     python examples/real_prices.py --quick         # half a minute: shows that it runs, not what it earns
 
-Daily bars of 1999 to 2018. Agents train on the first 70 % of the days, and are asked once, without noise, on the last
-15 %, which nothing was chosen by. Costs are a hundredth of a percent of commission and as much of slippage on all that
-is traded. Do not expect to get rich: daily prices of an index are close to unpredictable, and 3,500 days are few.
+Daily bars from 1999 to 2018. Agents train on the first 70 % of the days, and are evaluated once, with deterministic
+actions, on the last 15 %, on which nothing was tuned. Costs are 0.01 % of commission and as much slippage on the value
+traded. Do not expect to get rich: daily prices of an index are close to unpredictable, and 3,500 days are few.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from driftproof.ppo import DistributionalPPO
 
 LOAD = {"columns": {"timestamp": "Date"}}
 DAYS = 252
-"""Of trading, in a year."""
+"""Trading days per year."""
 
 
 def train(path: Path, seed: int, steps: int) -> DistributionalPPO:
-    """An agent that has seen the first part."""
+    """Trains an agent on the training split."""
     options = {"data": path, "split": "train", "episode_length": 252, "load": LOAD}
     env = make_vec_env(MarketEnv, 8, seed=seed, env_kwargs=options)
     agent = DistributionalPPO(
@@ -47,13 +47,13 @@ def train(path: Path, seed: int, steps: int) -> DistributionalPPO:
 
 
 def rewards(env: MarketEnv, agent: DistributionalPPO | float) -> np.ndarray:
-    """Daily log-returns of an account, after costs, that an agent, or a fixed position, leads through a part."""
+    """Daily log-returns, after costs, of an agent or of a fixed position over a whole split."""
     observation, _ = env.reset(seed=0)
-    memory, start, truncated, earned = None, np.ones(1, bool), False, []
+    state, start, truncated, earned = None, np.ones(1, bool), False, []
     while not truncated:
         action = np.array([agent]) if isinstance(agent, float) else None
         if isinstance(agent, DistributionalPPO):
-            action, memory = agent.predict(observation, memory, start, deterministic=True)
+            action, state = agent.predict(observation, state, start, deterministic=True)
         observation, reward, _, truncated, _ = env.step(action)
         earned.append(reward)
         start = np.zeros(1, bool)
@@ -61,7 +61,7 @@ def rewards(env: MarketEnv, agent: DistributionalPPO | float) -> np.ndarray:
 
 
 def line(name: str, parts: list[np.ndarray]) -> str:
-    """Log-return and Sharpe ratio of each part."""
+    """Log-return and Sharpe ratio of each split."""
     cells = []
     for earned in parts:
         spread = earned.std()
@@ -101,7 +101,7 @@ def main() -> None:
             earned.append([rewards(env, agent) for env in envs])
             print(line(f"agent, seed {seed}", earned[-1]))
     if args.seeds > 1:
-        # An account that is divided among them anew every day.
+        # An account that is rebalanced to equal shares of all agents every day.
         print(
             line("all agents, equal shares", [np.log(np.mean(np.exp(part), 0)) for part in zip(*earned, strict=True)])
         )

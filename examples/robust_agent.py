@@ -1,4 +1,4 @@
-"""Does a small lie about what it sees ruin an agent? Train it against lies, and compare.
+"""Compares an agent trained against attacks on its observations with a plain one, under attack.
 
 pip install "driftproof[mujoco]"
 python examples/robust_agent.py                # a quarter of an hour for each of the two agents
@@ -16,7 +16,7 @@ from driftproof.adversarial import PerturbationConfig, SAPPOConfig, evaluate_und
 from driftproof.ppo import DistributionalPPO, Linear
 
 EPSILON = 0.075
-"""Of a standard deviation of each number that is seen."""
+"""Radius of the attacks, in standard deviations of each observation component."""
 
 
 def train(adversarial: SAPPOConfig | None, steps: int) -> DistributionalPPO:
