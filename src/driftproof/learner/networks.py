@@ -32,6 +32,9 @@ class Distribution(Protocol):
     def entropy(self, parameters: Tensor) -> Tensor:
         """Entropy ``[...]``."""
 
+    def log_prob_and_entropy(self, parameters: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Both at once."""
+
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         """The exact KL(old‖new) ``[...]``."""
 
