@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-Scalar: TypeAlias = float | Tensor
-"""A number, or a tensor that holds one (0-dim) or one per member (``[M]``)."""
+from driftproof._members import Number as Scalar
+from driftproof._members import per_member
 
 Gate: TypeAlias = Literal["anchored", "minmax"]
 NoiseReference: TypeAlias = Literal["direction", "gradient"]
@@ -27,22 +27,22 @@ MINMAX_EPS = 1e-8
 class Settings:
     """Hyper-parameters of one group; :class:`driftproof.optim.UPGD` documents each.
 
-    Those that are scalars may be tensors, ``[M]`` if the step has a member axis.
+    Numbers may be tensors, ``[M]`` if the step has a member axis.
     """
 
     lr: Scalar
     weight_decay: Scalar
     sigma: Scalar
     beta_utility: Scalar
-    betas: tuple[float, float] | None = None
+    betas: tuple[Scalar, Scalar] | None = None
     """Decays of the moments behind an Adam-like direction; ``None``: the direction is the gradient."""
-    eps: float = 1e-8
+    eps: Scalar = 1e-8
     gate: Gate = "anchored"
     temperature: Scalar = 1.0
     adaptive_noise: bool = False
     noise_reference: NoiseReference = "direction"
-    noise_beta: float = 0.999
-    min_noise_std: float = 1e-6
+    noise_beta: Scalar = 0.999
+    min_noise_std: Scalar = 1e-6
     instant_noise_scale: bool = True
     foreach: bool = True
     """Use the fast form where it applies: contiguous tensors on a CPU or CUDA device."""
@@ -72,11 +72,19 @@ class Group:
     grads: list[Tensor] = field(default_factory=list)
     utilities: list[Tensor] = field(default_factory=list)
     steps: list[Tensor] = field(default_factory=list)
-    """Steps taken so far, 0-dim: on the host, or beside the parameter if the settings are capturable."""
+    """Steps taken so far, 0-dim: on the host, or beside the parameter if the settings are capturable. Members that do
+    not step together have counts of their own ``[M]``, beside the parameter."""
     first_moments: list[Tensor] = field(default_factory=list)
     second_moments: list[Tensor] = field(default_factory=list)
     norm_emas: list[Tensor] = field(default_factory=list)
     """Averages of gradient norms, 0-dim or ``[M]``; empty unless the settings ask for them."""
+    proceed: Tensor | None = None
+    """Where a step is taken, 0-dim or ``[M]`` bool, if the host does not know; nothing changes elsewhere."""
+
+    @property
+    def counts_on_host(self) -> bool:
+        """Whether the host may read the step counts."""
+        return not self.settings.capturable and self.steps[0].dim() == 0
 
     @cached_property
     def utility_runs(self) -> list[Tensor]:
@@ -108,8 +116,20 @@ class Group:
 
     def select(self, indices: Sequence[int]) -> Group:
         """The same group with only some of its parameters."""
-        lists = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
-        return Group(self.settings, **{k: [v[i] for i in indices] if v else [] for k, v in lists.items()})
+        lists = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("settings", "proceed")}
+        chosen = {k: [v[i] for i in indices] if v else [] for k, v in lists.items()}
+        return Group(self.settings, **chosen, proceed=self.proceed)
+
+    def masked(self, proceed: Tensor) -> Group:
+        """The same group with a step that goes nowhere where ``proceed`` is False, 0-dim or ``[M]``."""
+        # Gradients that are not finite would spoil what they are multiplied by zero for.
+        grads = [torch.where(_shaped(proceed, grad), grad, 0) for grad in self.grads]
+        lr = torch.where(proceed, self.settings.lr, 0.0)
+        return replace(self, settings=replace(self.settings, lr=lr), grads=grads, proceed=proceed)
+
+    def kept(self, beta: Scalar) -> Scalar:
+        """What averages keep of their past: ``beta`` of it, or all where no step is taken."""
+        return beta if self.proceed is None else torch.where(self.proceed, beta, 1.0)
 
 
 class Extremes(NamedTuple):
@@ -156,22 +176,24 @@ def _moved(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def bias_correction(beta: Scalar, step: Scalar) -> Scalar:
-    """``1 - beta^step``, without the cancellation that float32 suffers for a beta near one.
+    """``1 - beta^step``, without the cancellation that float32 suffers for a beta near one; tensors broadcast.
 
-    Of several betas ``[M]`` and several steps ``[N]``, every combination ``[N, M]``.
+    Before the first step, when all averages are zero, that of the first: 0/0 is NaN.
     """
-    if isinstance(beta, Tensor):
-        log_beta: Scalar = beta.log()
-        step = step.view(*step.shape, *(1,) * beta.dim()) if isinstance(step, Tensor) else step
-    else:
-        if not isinstance(step, Tensor):
-            return 1.0 - math.pow(beta, step)
-        if beta == 0:
-            return (step > 0).to(step.dtype)
-        log_beta = math.log(beta)
+    if isinstance(step, Tensor):
+        step = step.clamp_min(1)
+    elif not isinstance(beta, Tensor):
+        return 1.0 - math.pow(beta, max(step, 1))
+    log_beta = beta.log() if isinstance(beta, Tensor) else math.log(beta) if beta > 0 else -math.inf
     exponent = step * log_beta
     assert isinstance(exponent, Tensor)
     return -torch.expm1(exponent)
+
+
+def adaptive_std(settings: Settings, reference: Tensor) -> Tensor:
+    """Standard deviation of adaptive noise, 0-dim or ``[M]``; 0 for members without noise, whose sigma is 0."""
+    std = torch.clamp_min(settings.sigma * reference, settings.min_noise_std)
+    return torch.where(settings.sigma > 0, std, 0) if isinstance(settings.sigma, Tensor) else std
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -179,17 +201,16 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if torch.finfo(dtype).bits < 32 else dtype
 
 
-def per_member(value: Scalar, like: Tensor) -> Scalar:
-    """Shape a per-member scalar ``[M]`` so that it broadcasts against ``like`` ``[M, ...]``."""
-    if isinstance(value, Tensor) and value.dim() == 1:
-        return value.view(-1, *(1,) * (like.dim() - 1))
-    return value
-
-
 def norm(tensor: Tensor, members: bool) -> Tensor:
     """Euclidean norm of a tensor (0-dim), or of each member's slice (``[M]``)."""
     length: Tensor = torch.linalg.vector_norm(tensor.flatten(1), dim=1) if members else torch.linalg.vector_norm(tensor)
     return length
+
+
+def _shaped(flags: Tensor, like: Tensor) -> Tensor:
+    shaped = per_member(flags, like)
+    assert isinstance(shaped, Tensor)
+    return shaped
 
 
 def elements(tensor: Tensor, members: bool) -> int:

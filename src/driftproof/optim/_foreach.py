@@ -16,16 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from driftproof._members import Number as Scalar
+from driftproof._members import per_member
 from driftproof.optim._core import (
     MINMAX_EPS,
     STEP_FACTOR,
     Extremes,
     Group,
-    Scalar,
+    adaptive_std,
     bias_correction,
     elements,
     norm,
-    per_member,
     unflatten,
 )
 from driftproof.optim._noise import RawNoise
@@ -88,22 +89,30 @@ def pack(tensors: list[Tensor]) -> list[Tensor]:
 def accumulate(group: Group, members: bool) -> None:
     """Count the step and fold the gradients into all averages but the moments, which :func:`move` updates."""
     settings = group.settings
-    if group.steps[0].is_cpu:
+    if group.proceed is not None:
+        torch._foreach_add_(group.steps, [group.proceed.float()] * len(group.steps))
+    elif group.steps[0].is_cpu:
         # A number would be wrapped into a tensor again for each of the counts.
         torch._foreach_add_(group.steps, torch.ones((), device="cpu", dtype=torch.float32), alpha=1.0)
     else:
         torch._foreach_add_(group.steps, 1)
     beta = settings.beta_utility
     if isinstance(beta, Tensor):
-        torch._foreach_mul_(group.utilities, _each(beta, group.utilities))
+        torch._foreach_mul_(group.utilities, _each(group.kept(beta), group.utilities))
         worth = list(torch._foreach_mul(group.grads, group.params))
         torch._foreach_mul_(worth, _each(beta - 1, worth))
         torch._foreach_add_(group.utilities, worth)
     else:
-        torch._foreach_mul_(group.utility_runs, beta)
+        kept = group.kept(beta)
+        if isinstance(kept, Tensor) and kept.dim() == 1:
+            torch._foreach_mul_(group.utilities, _each(kept, group.utilities))
+        else:
+            torch._foreach_mul_(group.utility_runs, kept)
         torch._foreach_addcmul_(group.utilities, group.grads, group.params, value=beta - 1)
     if settings.averages_norms:
-        torch._foreach_lerp_(group.norm_emas, _norms(group.grads, members), 1 - settings.noise_beta)
+        weight = 1 - group.kept(settings.noise_beta)
+        weights: Any = [weight.expand_as(ema) for ema in group.norm_emas] if isinstance(weight, Tensor) else weight
+        torch._foreach_lerp_(group.norm_emas, _norms(group.grads, members), weights)
 
 
 def utility_extremes(group: Group, members: bool, need_low: bool) -> Extremes:
@@ -119,7 +128,7 @@ def utility_extremes(group: Group, members: bool, need_low: bool) -> Extremes:
         if highs.is_cpu and not need_low and bool((highs > 0).all()):
             return Extremes(highs, highs)
         return Extremes(_corrected([r.amin(1) for r in rows], corrections).amin(0), highs)
-    utilities = group.utilities if group.settings.capturable else group.utility_runs
+    utilities = group.utility_runs if group.counts_on_host else group.utilities
     if utilities[0].is_cpu:
         high = _corrected([u.amax() for u in utilities], corrections).amax().item()
         if high > 0 and not need_low:
@@ -184,8 +193,12 @@ def _write_noisy_directions(
     _add_adam_directions(group, directions, settings.betas)
 
 
-def _add_adam_directions(group: Group, directions: list[Tensor], betas: tuple[float, float]) -> None:
+def _add_adam_directions(group: Group, directions: list[Tensor], betas: tuple[Scalar, Scalar]) -> None:
+    (beta1, beta2), eps = betas, group.settings.eps
     settings, steps, device = group.settings, group.steps, directions[0].device
+    if isinstance(beta1, Tensor) or isinstance(beta2, Tensor) or isinstance(eps, Tensor) or steps[0].dim() > 0:
+        _add_adam_directions_per_member(group, directions, betas)
+        return
     if device.type == "cuda" and not settings.capturable:
         steps = [torch.full((), steps[0].item(), dtype=torch.float32, device=device)] * len(steps)
     # Adam's fused kernel subtracts lr * direction from what it is given, and lr = -1 adds it.
@@ -197,13 +210,35 @@ def _add_adam_directions(group: Group, directions: list[Tensor], betas: tuple[fl
         [],
         steps,
         lr=-1.0,
-        beta1=betas[0],
-        beta2=betas[1],
+        beta1=beta1,
+        beta2=beta2,
         weight_decay=0.0,
-        eps=settings.eps,
+        eps=eps,
         amsgrad=False,
         maximize=False,
+        found_inf=None if group.proceed is None else (~group.proceed).float(),
     )
+
+
+def _add_adam_directions_per_member(group: Group, directions: list[Tensor], betas: tuple[Scalar, Scalar]) -> None:
+    """What the fused kernel does, for numbers and step counts that are tensors."""
+    first, second, grads = group.first_moments, group.second_moments, group.grads
+    squares = list(torch._foreach_mul(grads, grads))
+    for moments, values, beta in ((first, grads, betas[0]), (second, squares, betas[1])):
+        torch._foreach_mul_(moments, _each(group.kept(beta), moments))
+        torch._foreach_add_(moments, torch._foreach_mul(values, _each(1 - beta, moments)))
+    corrections = [_bias_corrections(group, beta, members=True) for beta in betas]
+    roots = list(torch._foreach_sqrt(_over(second, corrections[1])))
+    torch._foreach_add_(roots, _each(group.settings.eps, roots))
+    torch._foreach_add_(directions, torch._foreach_div(_over(first, corrections[0]), roots))
+
+
+def _over(tensors: list[Tensor], corrections: Scalar) -> list[Tensor]:
+    """Tensors over their bias corrections."""
+    if isinstance(corrections, Tensor) and corrections.dim() == 2:
+        divisors: Any = [per_member(row, t) for row, t in zip(corrections.unbind(), tensors, strict=True)]
+        return list(torch._foreach_div(tensors, divisors))
+    return list(torch._foreach_div(tensors, _each(corrections, tensors)))
 
 
 def _add_noise(group: Group, flat: Tensor, directions: list[Tensor], noise: RawNoise, members: bool) -> None:
@@ -214,7 +249,7 @@ def _add_noise(group: Group, flat: Tensor, directions: list[Tensor], noise: RawN
     stds = [settings.sigma] * len(directions)
     if settings.adaptive_noise:
         references = _noise_references(group, directions, members)
-        stds = [(settings.sigma * r).clamp_min(settings.min_noise_std) for r in references]
+        stds = [adaptive_std(settings, reference) for reference in references]
     for direction, raw, std in zip(directions, unflatten(noise.flat, directions), stds, strict=True):
         direction.add_(raw * per_member(std * noise.scale, direction))
 
@@ -227,9 +262,9 @@ def _noise_references(group: Group, directions: list[Tensor], members: bool) -> 
     if settings.instant_noise_scale:
         return _norms(group.grads, members)
     corrections = _bias_corrections(group, settings.noise_beta, members)
-    if isinstance(corrections, Tensor):
+    if isinstance(corrections, Tensor) and not group.counts_on_host:
         return list(torch._foreach_div(group.norm_emas, list(corrections.unbind())))
-    return list(torch._foreach_div(group.norm_emas, corrections))
+    return list(torch._foreach_div(group.norm_emas, _each(corrections, group.norm_emas)))
 
 
 def _apply_gate(group: Group, flat: Tensor, extremes: Extremes, members: bool, scratch: Scratch) -> None:
@@ -265,15 +300,15 @@ def _multiply_by_sigmoid(flat: Tensor, arguments: list[Tensor], slope: float) ->
 def _quotients(group: Group, divisors: Scalar, members: bool, scratch: Scratch) -> tuple[Tensor, list[Tensor]]:
     """The utilities over ``divisors``, in scratch memory: flat, and by parameter."""
     flat, views = scratch.like("gates", group.utilities)
-    capturable = group.settings.capturable
+    by_parameter = isinstance(divisors, Tensor) and not group.counts_on_host
     if members:
         for i, (utility, view) in enumerate(zip(group.utilities, views, strict=True)):
-            divisor = divisors[i] if capturable and isinstance(divisors, Tensor) else divisors
+            divisor = divisors[i] if by_parameter and isinstance(divisors, Tensor) else divisors
             torch.div(utility, per_member(divisor, utility), out=view)
         return flat, views
     runs = group.utility_runs
     utilities = runs[0] if len(runs) == 1 else torch.cat(runs)
-    if capturable and isinstance(divisors, Tensor):
+    if by_parameter and isinstance(divisors, Tensor):
         divisors = scratch.spread(divisors, group.utilities)
     torch.div(utilities, divisors, out=flat)
     return flat, views
@@ -309,11 +344,10 @@ def _bias_corrections(group: Group, beta: Scalar, members: bool) -> Scalar:
     Where the host may not know the counts ``t``, one for each parameter: ``[parameters]``, or with a member axis
     ``[parameters, 1 or M]``.
     """
-    if not group.settings.capturable:
+    if group.counts_on_host:
         return bias_correction(beta, group.steps[0].item())
-    corrections = bias_correction(beta, torch.stack(group.steps))
-    assert isinstance(corrections, Tensor)
-    return corrections.unsqueeze(1) if members and corrections.dim() == 1 else corrections
+    counts = torch.stack(group.steps)
+    return bias_correction(beta, counts.view(len(counts), -1) if members else counts)
 
 
 def _divisors(corrections: Scalar, value: Scalar, dtype: torch.dtype) -> Scalar:

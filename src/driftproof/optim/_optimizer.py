@@ -74,6 +74,9 @@ class UPGDBase(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Perform one optimization step.
 
+        Where an attribute ``found_inf`` is set, as for the fused optimizers of torch, nothing changes if it is not 0:
+        such a step is not taken, and with ``capturable`` the host need not know.
+
         Args:
             closure: Re-evaluates the model and returns the loss.
         """
@@ -84,8 +87,10 @@ class UPGDBase(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        groups = [self._prepare(i, group) for i, group in enumerate(self.param_groups)]
-        upgd_step(groups, scratch=self._scratch)
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        proceed = None if found_inf is None else found_inf == 0
+        groups = [self._prepare(i, group, proceed) for i, group in enumerate(self.param_groups)]
+        upgd_step(groups, scratch=self._scratch, proceed=proceed)
         for group in groups:
             group.grads = []  # What is kept for the next step must not keep gradients alive.
         return loss
@@ -171,7 +176,7 @@ class UPGDBase(Optimizer):
                 group.setdefault(name, value)
         self._pack_utilities(list(self.state))
 
-    def _prepare(self, i: int, group: dict[str, Any]) -> Group:
+    def _prepare(self, i: int, group: dict[str, Any], proceed: Tensor | None) -> Group:
         """The tensors of those parameters that have a gradient, with complete state."""
         params = [p for p in group["params"] if p.grad is not None]
         if any(p.grad.layout != torch.strided for p in params):
@@ -180,7 +185,7 @@ class UPGDBase(Optimizer):
         sources = [*params, *(entry for p in params for entry in self.state[p].values())]
         known = self._prepared.get(i)
         if known is None or not known.fits(sources, settings):
-            self._complete_state(group)
+            self._complete_state(group, proceed)
             gathered = self._gather(group)
             sources = [*params, *(entry for p in params for entry in self.state[p].values())]
             self._prepared[i] = _Prepared(sources, [u.data_ptr() for u in gathered.utilities], gathered)
@@ -189,7 +194,7 @@ class UPGDBase(Optimizer):
         known.group.grads = _gradients(known.group.params, group["maximize"])
         return known.group
 
-    def _complete_state(self, group: dict[str, Any]) -> None:
+    def _complete_state(self, group: dict[str, Any], proceed: Tensor | None) -> None:
         """Create what the state of parameters with a gradient lacks; drop what the options no longer ask for."""
         params = [p for p in group["params"] if p.grad is not None]
         if any(p.is_complex() for p in params):
@@ -214,11 +219,13 @@ class UPGDBase(Optimizer):
             if missing:
                 begun.append(param)
                 if late:
-                    self._begin_late(param, missing, group["maximize"], settings)
+                    self._begin_late(param, missing, group["maximize"], settings, proceed)
         if begun:
             self._pack_utilities(begun)
 
-    def _begin_late(self, param: Tensor, names: list[str], maximize: bool, settings: Settings) -> None:
+    def _begin_late(
+        self, param: Tensor, names: list[str], maximize: bool, settings: Settings, proceed: Tensor | None
+    ) -> None:
         """Set averages that begin late as if every gradient so far had been like this one.
 
         They do if the state is that of another optimizer, or if an option is switched on.
@@ -226,6 +233,8 @@ class UPGDBase(Optimizer):
         state = self.state[param]
         assert param.grad is not None
         grad = (-param.grad if maximize else param.grad).to(compute_dtype(param.dtype))
+        if proceed is not None:
+            grad = torch.where(proceed, grad, 0)
         averaged = {
             "avg_utility": (-grad * param, settings.beta_utility),
             "grad_norm_ema": (torch.linalg.vector_norm(grad), settings.noise_beta),
@@ -234,7 +243,8 @@ class UPGDBase(Optimizer):
             averaged |= dict(zip(self._moment_keys, zip((grad, grad * grad), settings.betas, strict=True), strict=True))
         for name in names:
             value, beta = averaged[name]
-            state[name].copy_(value * bias_correction(beta, state["step"]))
+            correction = bias_correction(beta, state["step"])
+            state[name].copy_(torch.where(state["step"] > 0, value * correction, 0))
 
     def _pack_utilities(self, params: list[Tensor]) -> None:
         """Lay utilities side by side in memory, where one operation reaches them all."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from driftproof._members import Number as Scalar
+from driftproof._members import per_member
 from driftproof.optim._core import (
     MINMAX_EPS,
     STEP_FACTOR,
     Extremes,
     Group,
-    Scalar,
     Settings,
+    adaptive_std,
     bias_correction,
     elements,
     norm,
-    per_member,
     unflatten,
 )
 from driftproof.optim._noise import RawNoise
@@ -25,13 +26,13 @@ def accumulate(group: Group, members: bool) -> None:
     """Count the step and fold the gradients into all averages."""
     settings = group.settings
     for i, (param, grad) in enumerate(zip(group.params, group.grads, strict=True)):
-        group.steps[i].add_(1)
-        _fold(group.utilities[i], -grad * param, per_member(settings.beta_utility, param))
+        group.steps[i].add_(1 if group.proceed is None else group.proceed)
+        _fold(group, group.utilities[i], -grad * param, settings.beta_utility)
         if settings.betas is not None:
-            _fold(group.first_moments[i], grad, settings.betas[0])
-            _fold(group.second_moments[i], grad * grad, settings.betas[1])
+            _fold(group, group.first_moments[i], grad, settings.betas[0])
+            _fold(group, group.second_moments[i], grad * grad, settings.betas[1])
         if settings.averages_norms:
-            _fold(group.norm_emas[i], norm(grad, members), settings.noise_beta)
+            _fold(group, group.norm_emas[i], norm(grad, members), settings.noise_beta)
 
 
 def utility_extremes(group: Group, members: bool) -> Extremes:
@@ -76,10 +77,10 @@ def direction(group: Group, i: int) -> Tensor:
     """The direction to descend, without noise: the gradient, or Adam's from the moments."""
     if group.settings.betas is None:
         return group.grads[i]
-    beta1, beta2 = group.settings.betas
-    first = group.first_moments[i] / bias_correction(beta1, _count(group, i))
-    second = group.second_moments[i] / bias_correction(beta2, _count(group, i))
-    return first / (second.sqrt() + group.settings.eps)
+    grad, (beta1, beta2) = group.grads[i], group.settings.betas
+    first = group.first_moments[i] / per_member(bias_correction(beta1, _count(group, i)), grad)
+    second = group.second_moments[i] / per_member(bias_correction(beta2, _count(group, i)), grad)
+    return first / (second.sqrt() + per_member(group.settings.eps, grad))
 
 
 def noise_std(group: Group, i: int, direction: Tensor, members: bool) -> Scalar:
@@ -93,13 +94,13 @@ def noise_std(group: Group, i: int, direction: Tensor, members: bool) -> Scalar:
         reference = norm(group.grads[i], members)
     else:
         reference = group.norm_emas[i] / bias_correction(settings.noise_beta, _count(group, i))
-    std: Tensor = settings.sigma * reference
-    return std.clamp_min(settings.min_noise_std)
+    return adaptive_std(settings, reference)
 
 
-def _fold(average: Tensor, value: Tensor, beta: Scalar) -> None:
-    average.copy_(beta * average + (1 - beta) * value)
+def _fold(group: Group, average: Tensor, value: Tensor, beta: Scalar) -> None:
+    kept, beta = per_member(group.kept(beta), average), per_member(beta, average)
+    average.copy_(kept * average + (1 - beta) * value)
 
 
 def _count(group: Group, i: int) -> Scalar:
-    return group.steps[i] if group.settings.capturable else group.steps[i].item()
+    return group.steps[i].item() if group.counts_on_host else group.steps[i]

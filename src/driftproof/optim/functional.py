@@ -22,14 +22,16 @@ ICLR 2024 (arXiv 2404.00781).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from driftproof._members import Number as Scalar
+from driftproof._members import per_member
 from driftproof.optim import _foreach, _reference
-from driftproof.optim._core import Extremes, Gate, Group, NoiseReference, Scalar, Settings, compute_dtype
+from driftproof.optim._core import Extremes, Gate, Group, NoiseReference, Settings, compute_dtype, norm
 from driftproof.optim._foreach import Scratch
 from driftproof.optim._noise import NoiseSource, RawNoise, draw_noise
 
@@ -42,6 +44,7 @@ __all__ = [
     "Scalar",
     "Scratch",
     "Settings",
+    "clip_gradients",
     "draw_noise",
     "upgd_step",
 ]
@@ -54,6 +57,7 @@ def upgd_step(
     members: bool = False,
     noise: NoiseSource = draw_noise,
     scratch: Scratch | None = None,
+    proceed: Tensor | None = None,
 ) -> None:
     """Take one step: update the parameters and state of all groups in place.
 
@@ -65,9 +69,11 @@ def upgd_step(
             separate ones.
         noise: Where noise comes from.
         scratch: Memory of an earlier step to use again.
+        proceed: Where the step is taken, whatever the gradients are elsewhere: bool, 0-dim, or ``[M]`` if the step
+            counts are ``[M]`` too. Counts must be beside the parameters unless the flag is 0-dim and on the host.
     """
     scratch = scratch or Scratch()
-    batches = [batch for group in groups for batch in _batches(group)]
+    batches = [batch for group in groups for batch in _batches(group, proceed)]
     if not batches:
         return
     need_low = any(batch.group.settings.gate == "minmax" for batch in batches)
@@ -100,21 +106,51 @@ class _Batch(NamedTuple):
     """Where results go if ``group`` holds float32 copies of half-precision parameters."""
 
 
-def _batches(group: Group) -> Iterator[_Batch]:
+@torch.no_grad()
+def clip_gradients(grads: Sequence[Tensor], max_norm: Scalar, members: bool = False) -> Tensor:
+    """Scale gradients in place to a common norm of at most ``max_norm``, like ``torch.nn.utils.clip_grad_norm_``.
+
+    Args:
+        grads: Of one device.
+        max_norm: A number, or one per member.
+        members: The leading axis of every gradient counts members, each of which has a norm of its own.
+
+    Returns:
+        The norm before, 0-dim or ``[M]``.
+    """
+    norms = [norm(grad, members) for grad in grads] if members else torch._foreach_norm(list(grads))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(tuple(norms)), dim=0)
+    factor = (max_norm / (total + 1e-6)).clamp_max(1)
+    factors: Any = [per_member(factor, grad) for grad in grads] if members else factor
+    torch._foreach_mul_(list(grads), factors)
+    return total
+
+
+def _batches(group: Group, proceed: Tensor | None) -> Iterator[_Batch]:
+    """Parameters that one call can work on, if the step may be taken, and masked if the host does not know."""
+    on_host = bool(group.steps) and group.counts_on_host
+    if proceed is not None and on_host and (proceed.dim() > 0 or not proceed.is_cpu):
+        raise ValueError("flags per member, or on a device, need step counts likewise: counts [M], or capturable=True")
+    if proceed is None or on_host:
+        if proceed is None or proceed:
+            yield from _alike(group)
+        return
+    for batch in _alike(group):
+        flags = proceed.to(batch.group.params[0].device)
+        yield batch._replace(group=batch.group.masked(flags))
+
+
+def _alike(group: Group) -> Iterator[_Batch]:
     """Cut a group into batches of one device, dtype, layout and, where the host may know it, step count."""
-    settings = group.settings
+    settings, on_host = group.settings, bool(group.steps) and group.counts_on_host
     lists = [t for t in (group.params, group.grads, group.utilities, group.first_moments, group.second_moments) if t]
-    if (
-        settings.foreach
-        and _are_one_batch(lists)
-        and (settings.capturable or len({s.item() for s in group.steps}) == 1)
-    ):
+    if settings.foreach and _are_one_batch(lists) and (not on_host or len({s.item() for s in group.steps}) == 1):
         yield _Batch(group, True, None)
         return
     indices = defaultdict(list)
     for i, param in enumerate(group.params):
         fast = settings.foreach and param.device.type in _foreach.DEVICES and all(t[i].is_contiguous() for t in lists)
-        step = None if settings.capturable else group.steps[i].item()
+        step = group.steps[i].item() if on_host else None
         indices[param.device, param.dtype, group.grads[i].dtype, fast, step].append(i)
     for (_, param_dtype, grad_dtype, fast, _), chosen in indices.items():
         batch = group.select(chosen) if len(chosen) < len(group.params) else group
