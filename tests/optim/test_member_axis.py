@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from driftproof.optim import functional
+from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, functional
+from driftproof.optim.masking import step_where
 
 MEMBERS = 3
 SHAPES = [(5, 3), (3,), (2, 2, 2)]
@@ -106,6 +107,94 @@ def test_flags_per_member_need_counts_per_member():
     together.grads = drawn(1)
     with pytest.raises(ValueError, match="step counts"):
         functional.upgd_step([together], members=True, proceed=torch.ones(MEMBERS, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("statistic", ["elementwise", "spatial_mean"])
+def test_variance_gradient_scaling(statistic):
+    """Every number differs between members, and so do the steps that they take."""
+    numbers = {
+        "beta": [0.9, 0.99, 0.0],
+        "alpha": [0.1, 1.0, 10.0],
+        "eps": [1e-8, 1e-4, 1e-2],
+        "warmup_steps": [0, 2, 4],
+        "min_scaling_factor": [0.1, 0.01, 0.3],
+        "variance_cap": [50.0, 1.0, 0.5],
+    }
+    taken = torch.rand(12, MEMBERS, generator=torch.Generator().manual_seed(0)) < 0.6
+    keys = [str(i) for i in range(len(SHAPES))]
+    together = functional.GradientStatistics(keys, drawn(0), statistic, members=MEMBERS)
+    every = functional.ScalingSettings(**{name: torch.tensor(v) for name, v in numbers.items()})
+    alone = [functional.GradientStatistics(keys, [p[i] for p in drawn(0)], statistic) for i in range(MEMBERS)]
+    for step, flags in enumerate(taken):
+        grads = [1 + grad for grad in drawn(100 + step)]
+        if step == 5:
+            grads[1] = None  # A frozen layer.
+        spoiled = [None if g is None else torch.where(flags.view(-1, *[1] * (g.dim() - 1)), g, math.nan) for g in grads]
+        factors = functional.vgs_step(together, spoiled, every, flags)
+        for i in torch.nonzero(flags).flatten().tolist():
+            settings_ = functional.ScalingSettings(**{name: v[i] for name, v in numbers.items()})
+            single = functional.vgs_step(alone[i], [None if g is None else g[i] for g in grads], settings_)
+            torch.testing.assert_close(factors[i], single)
+    for i in range(MEMBERS):
+        for name in ("weight", "energy", "mean", "signal", "norms", "largest", "step_count", "factor"):
+            torch.testing.assert_close(getattr(together, name)[i], getattr(alone[i], name))
+        for both, single in zip(together.moments, alone[i].moments, strict=True):
+            torch.testing.assert_close(both[i], single)
+        for name, value in together.total_averages().items():
+            torch.testing.assert_close(value[i], alone[i].total_averages()[name])
+
+
+def test_a_scaler_that_is_told_that_no_step_is_taken_does_not_change():
+    params = [torch.nn.Parameter(p[0]) for p in drawn(0)]
+    for on_host in (True, False):
+        scaler = VarianceGradientScaler(params, warmup_steps=1, alpha=1.0)
+        scaler._statistics.on_host = on_host
+        states = []
+        for step, flag in enumerate([True, True, False, True]):
+            for param, grad in zip(params, drawn(step), strict=True):
+                param.grad = grad[0] if flag else torch.full_like(param, math.nan)
+            scaler.scale_gradients(torch.tensor(flag))
+            scaler.step(torch.tensor(flag))
+            states.append({**scaler.metrics(), **scaler.state_dict()["moments"]})
+        assert states[2].keys() == states[1].keys()
+        assert all(torch.equal(states[2][name], states[1][name]) for name in states[1])
+        assert not all(torch.equal(states[3][name], states[1][name]) for name in states[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.Adam, {"fused": True}),
+        (torch.optim.Adam, {"foreach": True}),
+        (torch.optim.AdamW, {"fused": True, "amsgrad": True}),
+        (torch.optim.SGD, {"fused": True, "momentum": 0.9}),
+        (torch.optim.NAdam, {}),
+        (torch.optim.RMSprop, {"momentum": 0.9}),
+        (UPGD, {}),
+        (AdaptiveUPGD, {}),
+        (AdaptiveUPGD, {"capturable": True}),
+        (UPGDW, {"capturable": True, "foreach": False}),
+    ],
+)
+def test_any_optimizer_takes_the_steps_that_a_flag_says(kind, options):
+    params, expected = ([torch.nn.Parameter(p[0]) for p in drawn(0)] for _ in range(2))
+    noise = {"sigma": 0.0} if kind in (UPGD, AdaptiveUPGD, UPGDW) else {}
+    masked, plain = (kind(p, lr=0.01, **options, **noise) for p in (params, expected))
+    for step, flag in enumerate([True, False, True, False, False, True]):
+        for param, other, grad in zip(params, expected, drawn(step), strict=True):
+            param.grad = grad[0].clone() if flag else torch.full_like(param, math.nan)
+            other.grad = grad[0].clone()
+        if step == 0:
+            masked.step()  # Creates the state.
+        else:
+            step_where(masked, torch.tensor(flag))
+        if flag:
+            plain.step()
+    assert not hasattr(masked, "found_inf")
+    for param, other in zip(params, expected, strict=True):
+        torch.testing.assert_close(param, other, rtol=1e-6, atol=1e-7)
+        for name, value in plain.state[other].items():
+            torch.testing.assert_close(masked.state[param][name], value, rtol=1e-6, atol=1e-7)
 
 
 def test_clipping():

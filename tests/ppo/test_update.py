@@ -139,15 +139,15 @@ class TestOrder:
             p.register_hook(lambda gradient: events.append("backward"))
         scale_gradients, step = VarianceGradientScaler.scale_gradients, VarianceGradientScaler.step
 
-        def spy_scale(scaler):
+        def spy_scale(scaler, proceed=None):
             events.append("scale")
             raw.append(torch.cat([p.grad.flatten() for p in model.policy.parameters()]).clone())
-            factors.append(scale_gradients(scaler).item())
+            factors.append(scale_gradients(scaler, proceed).item())
             return torch.tensor(factors[-1])
 
-        def spy_step(scaler):
+        def spy_step(scaler, proceed=None):
             events.append("count")
-            step(scaler)
+            step(scaler, proceed)
 
         monkeypatch.setattr(VarianceGradientScaler, "scale_gradients", spy_scale)
         monkeypatch.setattr(VarianceGradientScaler, "step", spy_step)
@@ -813,7 +813,7 @@ class TestSynchronisation:
         own = [[read for read in reads if read[1:] not in on_host] for reads in updates]
         fetching = ("driftproof.learner.metrics", "fetch", "tolist")
         # The very first step creates the state of the optimizer.
-        assert own == [[("driftproof.learner.step", "_take_or_undo", "__bool__"), fetching], [fetching], [fetching]]
+        assert own == [[("driftproof.learner.step", "_finish", "__bool__"), fetching], [fetching], [fetching]]
 
     def test_the_host_form_is_seen_to_read(self, monkeypatch):
         updates = self.counted(monkeypatch, learner(n_epochs=3))

@@ -71,7 +71,7 @@ class GraphedStep:
         stop = self.step.stop
         flags = stop.state_tensors()
         before = [flag.clone() for flag in flags]
-        # Once stopped, a step undoes itself: warming up changes nothing.
+        # Once stopped, a step is masked: warming up changes nothing.
         stop.halt()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())

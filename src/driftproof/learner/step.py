@@ -20,6 +20,7 @@ from driftproof.learner.rollout import Minibatch
 from driftproof.nn.heads import ClipMode
 from driftproof.nn.types import Evaluation
 from driftproof.optim import VarianceGradientScaler
+from driftproof.optim.masking import step_where
 
 
 class Coefficients(NamedTuple):
@@ -37,8 +38,8 @@ class OptimizerStep:
     """``losses → backward → vgs.scale_gradients → clip → optimizer.step → vgs.step``, without waiting for the device.
 
     A step is not taken if the loss or a gradient is not finite, or once the KL divergence has called for a stop. On a
-    CPU that is decided at once; on other devices a step is taken and undone there, where it must not be, but for the
-    very first, which has to wait.
+    CPU that is decided at once. On other devices such a step is masked, so that the host need not wait: nothing moves,
+    no average changes and no step is counted. Only the very first waits, as it creates the optimizer's state.
 
     Args:
         policy: The networks.
@@ -49,7 +50,7 @@ class OptimizerStep:
         kl_penalty: Whether the loss contains the KL divergence from the distribution that actions were drawn from.
         autocast: A context for the networks' arithmetic.
         adversary: Adds to the loss what it makes of worse observations.
-        undo: Take steps and undo them on every device, the CPU too.
+        undo: Mask steps on every device, the CPU too.
     """
 
     def __init__(
@@ -145,10 +146,12 @@ class OptimizerStep:
         *critic_norms, grad_norm = self._gradient_norms().unbind()
         finite = torch.isfinite(loss) & torch.isfinite(grad_norm)
         proceed = finite & (go_on > 0)
-        if self.undo:
-            scaled = self._take_or_undo(proceed, grad_norm, c)
+        if self.undo and self.is_ready:
+            scaled = self._take(grad_norm, c, proceed)
         else:
-            scaled = self._take(grad_norm, c) if bool(proceed) else grad_norm
+            taken = bool(proceed)
+            self._has_stepped |= taken
+            scaled = self._take(grad_norm, c) if taken else grad_norm
         return {
             "grad_norm": grad_norm,
             "scaled_norm": scaled,
@@ -157,36 +160,21 @@ class OptimizerStep:
             "go_on": go_on.to(loss.dtype),
         }
 
-    def _take(self, grad_norm: Tensor, c: Coefficients) -> Tensor:
-        """Scale, clip, step; the norm after scaling."""
+    def _take(self, grad_norm: Tensor, c: Coefficients, proceed: Tensor | None = None) -> Tensor:
+        """Scale, clip, step, all of it masked if there is a flag; the norm after scaling."""
         if self.vgs is not None:
-            factor = self.vgs.scale_gradients()
+            factor = self.vgs.scale_gradients(proceed)
             if self.vgs.apply_to == "gradient":
                 grad_norm = grad_norm * factor
         grads = [p.grad for p in self._present if p.grad is not None]
         torch._foreach_mul_(grads, (c.max_grad_norm / (grad_norm + 1e-6)).clamp_max(1))
-        self.optimizer.step()
+        if proceed is None:
+            self.optimizer.step()
+        else:
+            step_where(self.optimizer, proceed)
         if self.vgs is not None:
-            self.vgs.step()
+            self.vgs.step(proceed)
         return grad_norm
-
-    def _take_or_undo(self, proceed: Tensor, grad_norm: Tensor, c: Coefficients) -> Tensor:
-        if not self.is_ready:
-            # The first step creates the optimizer's state, which only the host could undo.
-            self._has_stepped = bool(proceed)
-            return self._take(grad_norm, c) if self._has_stepped else grad_norm
-        before = {id(tensor): (tensor, tensor.clone()) for tensor in self._tensors()}
-        scaled = self._take(grad_norm, c)
-        for tensor in self._tensors():
-            # What a critic that has been added got just now was zero.
-            _, old = before.get(id(tensor), (tensor, torch.zeros_like(tensor)))
-            tensor.copy_(torch.where(proceed, tensor, old))
-        return scaled
-
-    def _tensors(self) -> list[Tensor]:
-        """Everything that a step changes."""
-        states = [t for s in self.optimizer.state.values() for t in s.values() if isinstance(t, Tensor)]
-        return [*self.policy.parameters(), *states, *([] if self.vgs is None else self.vgs.state_tensors())]
 
     def _gradient_norms(self) -> Tensor:
         """Norms of each critic's gradient, and of the whole."""

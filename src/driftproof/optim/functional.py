@@ -1,4 +1,8 @@
-"""One UPGD step as a function over groups of tensors.
+"""Steps of the optimizers as functions over named state: UPGD, variance gradient scaling, clipping.
+
+All of them take an optional leading member axis ``[M, ...]``, so that one call steps a whole population.
+
+UPGD, as :func:`upgd_step`:
 
 Per element, with gradient ``g``, parameter ``p`` and step count ``t``::
 
@@ -23,6 +27,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -33,20 +38,25 @@ from driftproof._members import per_member
 from driftproof.optim import _foreach, _reference
 from driftproof.optim._core import Extremes, Gate, Group, NoiseReference, Settings, compute_dtype, norm
 from driftproof.optim._foreach import Scratch
+from driftproof.optim._gradient_statistics import GradientStatistics
 from driftproof.optim._noise import NoiseSource, RawNoise, draw_noise
 
 __all__ = [
     "Gate",
+    "GradientStatistics",
     "Group",
     "NoiseReference",
     "NoiseSource",
     "RawNoise",
     "Scalar",
+    "ScalingSettings",
     "Scratch",
     "Settings",
     "clip_gradients",
     "draw_noise",
+    "scaling_factor",
     "upgd_step",
+    "vgs_step",
 ]
 
 
@@ -70,7 +80,7 @@ def upgd_step(
         noise: Where noise comes from.
         scratch: Memory of an earlier step to use again.
         proceed: Where the step is taken, whatever the gradients are elsewhere: bool, 0-dim, or ``[M]`` if the step
-            counts are ``[M]`` too. Counts must be beside the parameters unless the flag is 0-dim and on the host.
+            counts are ``[M]`` too. The host reads a flag only if it may read the step counts.
     """
     scratch = scratch or Scratch()
     batches = [batch for group in groups for batch in _batches(group, proceed)]
@@ -106,6 +116,53 @@ class _Batch(NamedTuple):
     """Where results go if ``group`` holds float32 copies of half-precision parameters."""
 
 
+@dataclass(frozen=True)
+class ScalingSettings:
+    """Hyper-parameters of variance gradient scaling, each a number or one per member ``[M]``.
+
+    :class:`driftproof.optim.VarianceGradientScaler` documents them.
+    """
+
+    beta: Scalar = 0.99
+    alpha: Scalar = 0.1
+    eps: Scalar = 1e-8
+    warmup_steps: Scalar = 100
+    min_scaling_factor: Scalar = 0.1
+    variance_cap: Scalar = 50.0
+
+
+@torch.no_grad()
+def vgs_step(
+    state: GradientStatistics,
+    grads: Sequence[Tensor | None],
+    settings: ScalingSettings,
+    proceed: Tensor | None = None,
+) -> Tensor:
+    """Fold gradients into the averages, and count the step.
+
+    Args:
+        state: Averages of the gradients so far, updated in place.
+        grads: One for each parameter of the state, or ``None``.
+        settings: Hyper-parameters.
+        proceed: Where the step is taken, 0-dim or ``[M]`` bool; elsewhere nothing changes.
+
+    Returns:
+        What gradients or steps are to be multiplied with, 0-dim or ``[M]``.
+    """
+    if state.fold(grads, settings.beta, proceed=proceed):
+        factor = scaling_factor(state, settings)
+        state.factor.copy_(factor if proceed is None else torch.where(proceed, factor, state.factor))
+    state.step_count.add_(1 if proceed is None else proceed)
+    return state.factor.clone()
+
+
+def scaling_factor(state: GradientStatistics, settings: ScalingSettings) -> Tensor:
+    """The factor that the averages call for, 0-dim or ``[M]``."""
+    variance = torch.clamp_max(state.normalized_variance(settings.eps), settings.variance_cap)
+    factor = torch.clamp_min(1 / (1 + settings.alpha * variance), settings.min_scaling_factor).clamp_max(1)
+    return torch.where(state.step_count < settings.warmup_steps, 1.0, factor)
+
+
 @torch.no_grad()
 def clip_gradients(grads: Sequence[Tensor], max_norm: Scalar, members: bool = False) -> Tensor:
     """Scale gradients in place to a common norm of at most ``max_norm``, like ``torch.nn.utils.clip_grad_norm_``.
@@ -129,8 +186,8 @@ def clip_gradients(grads: Sequence[Tensor], max_norm: Scalar, members: bool = Fa
 def _batches(group: Group, proceed: Tensor | None) -> Iterator[_Batch]:
     """Parameters that one call can work on, if the step may be taken, and masked if the host does not know."""
     on_host = bool(group.steps) and group.counts_on_host
-    if proceed is not None and on_host and (proceed.dim() > 0 or not proceed.is_cpu):
-        raise ValueError("flags per member, or on a device, need step counts likewise: counts [M], or capturable=True")
+    if proceed is not None and proceed.dim() > 0 and any(count.dim() == 0 for count in group.steps):
+        raise ValueError("members that step on their own need step counts [M]")
     if proceed is None or on_host:
         if proceed is None or proceed:
             yield from _alike(group)

@@ -17,11 +17,12 @@ from driftproof.optim._gradient_statistics import (
     GradientStatistics,
     Statistic,
     gradient_totals,
-    saved_number,
     scale_all,
 )
+from driftproof.optim._saved import saved_number
 from driftproof.optim._step_scaling import StepScaling
 from driftproof.optim.earlier_states import EARLIER_STATE, is_earlier_state, with_earlier_averages
+from driftproof.optim.functional import ScalingSettings, scaling_factor
 
 ApplyTo: TypeAlias = Literal["gradient", "update"]
 
@@ -124,8 +125,6 @@ class VarianceGradientScaler:
         self.logger = logger
         self._statistics = GradientStatistics([], [], statistic)
         self._named = False
-        self._step_count = torch.zeros((), dtype=torch.float32, device="cpu")
-        self._factor = torch.ones((), dtype=torch.float32, device="cpu")
         self._history = torch.full((_HISTORY,), math.nan, dtype=torch.float32, device="cpu")
         self._recorded = torch.zeros((), dtype=torch.long, device="cpu")
         self._in_vain = 0
@@ -136,34 +135,43 @@ class VarianceGradientScaler:
     @property
     def step_count(self) -> int:
         """Steps counted so far."""
-        return int(self._step_count)
+        return int(self._statistics.step_count)
 
     @torch.no_grad()
-    def scale_gradients(self) -> Tensor:
+    def scale_gradients(self, proceed: Tensor | None = None) -> Tensor:
         """Fold the raw gradients into the averages, then scale them, or have the next step of the optimizer scaled.
+
+        Args:
+            proceed: Whether the step will be taken, a 0-dim bool tensor; if not, the state does not change.
 
         Returns:
             The factor, a 0-dim tensor.
         """
+        factor = self._statistics.factor
+        if proceed is not None and self._statistics.on_host:
+            if not proceed:
+                return factor.clone()
+            proceed = None
         if not self.enabled:
-            return self._factor.fill_(1).clone()
+            return factor.fill_(1).clone()
         if self.apply_to == "update" and not self._step_scaling.attached:
             raise RuntimeError('apply_to="update" scales the steps of an optimizer: call attach(optimizer) first')
-        if not self._fold():
-            return self._factor.fill_(1).clone()
+        if not self._fold(proceed):
+            return factor.fill_(1).clone()
+        factor = self._statistics.factor  # The averages may be new ones, of parameters that moved.
         if self._statistics.on_host:
-            self._factor.fill_(self._factor_on_host())
+            factor.fill_(self._factor_on_host())
         else:
-            self._factor.copy_(self._factor_for(self._normalized_variance()))
-        self._history.index_copy_(0, self._recorded.remainder(_HISTORY).view(1), self._factor.view(1))
-        self._recorded.add_(1)
+            new = scaling_factor(self._statistics, self._settings())
+            factor.copy_(new if proceed is None else torch.where(proceed, new, factor))
+        self._record(factor, proceed)
         params = [p for p in self._statistics.params if p.grad is not None]
         if self.apply_to == "update":
-            self._step_scaling.announce(params, self._factor)
+            self._step_scaling.announce(params, factor)
         else:
             # The last to be folded are the first to be scaled: they are still in the cache.
-            scale_all(_gradients(params)[::-1], self._factor)
-        return self._factor.clone()
+            scale_all(_gradients(params)[::-1], factor)
+        return factor.clone()
 
     @torch.no_grad()
     def update_statistics(self) -> None:
@@ -172,9 +180,13 @@ class VarianceGradientScaler:
             self._fold()
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Count the step, after that of the optimizer, and log."""
-        self._step_count.add_(1)
+    def step(self, proceed: Tensor | None = None) -> None:
+        """Count the step, after that of the optimizer, and log.
+
+        Args:
+            proceed: Whether it was taken, a 0-dim bool tensor.
+        """
+        self._statistics.step_count.add_(1 if proceed is None else proceed)
         self._check_that_steps_are_scaled()
         if self.logger is not None:
             for key, value in self.metrics().items():
@@ -212,14 +224,11 @@ class VarianceGradientScaler:
         old, new = self._statistics, GradientStatistics(keys, params, self.statistic)
         new.adopt(old, _sources(old, new, by_name=named and self._named))
         self._statistics, self._named = new, named
-        for name in ("_step_count", "_factor", "_history", "_recorded"):
-            setattr(self, name, getattr(self, name).to(new.device))
+        self._history, self._recorded = self._history.to(new.device), self._recorded.to(new.device)
 
     def reset_statistics(self) -> None:
         """Forget all averages and the step count, so that the warm-up begins again."""
         self._statistics = self._new_statistics()
-        self._step_count.zero_()
-        self._factor.fill_(1)
         self.reset_history()
 
     def reset_history(self) -> None:
@@ -229,16 +238,16 @@ class VarianceGradientScaler:
 
     def get_normalized_variance(self) -> float:
         """The present normalised variance of all tensors together, before the cap."""
-        return float(self._normalized_variance())
+        return float(self._statistics.normalized_variance(self.eps))
 
     def get_scaling_factor(self) -> float:
         """The factor of the last :meth:`scale_gradients`."""
-        return float(self._factor)
+        return float(self._statistics.factor)
 
     @torch.no_grad()
     def compute_gradient_statistics(self) -> dict[str, Tensor]:
         """Norm, mean, variance over elements and largest magnitude of the present gradient; zeros without any."""
-        return gradient_totals(_gradients(self._statistics.params), self._factor.device)
+        return gradient_totals(_gradients(self._statistics.params), self._statistics.device)
 
     @torch.no_grad()
     def metrics(self) -> dict[str, Tensor]:
@@ -247,13 +256,13 @@ class VarianceGradientScaler:
         Quantiles of the factor are over the calls of :meth:`scale_gradients` since :meth:`reset_history`, the last 512
         at most; those of the variance are over the tensors. On a CPU, ``vgs/grad_max_ema`` is over every 11th step.
         """
-        averages = self._statistics.total_averages()
-        metrics = {f"vgs/{name}_ema": value.nan_to_num(0) for name, value in averages.items()}
-        metrics["vgs/normalized_variance"] = self._normalized_variance()
-        metrics["vgs/scaling_factor"] = self._factor.clone()
-        metrics["vgs/step_count"] = self._step_count.clone()
-        metrics["vgs/warmup_active"] = (self._step_count < self.warmup_steps).float()
-        variances = self._statistics.variances(self.eps)
+        statistics = self._statistics
+        metrics = {f"vgs/{name}_ema": value.nan_to_num(0) for name, value in statistics.total_averages().items()}
+        metrics["vgs/normalized_variance"] = statistics.normalized_variance(self.eps)
+        metrics["vgs/scaling_factor"] = statistics.factor.clone()
+        metrics["vgs/step_count"] = statistics.step_count.clone()
+        metrics["vgs/warmup_active"] = (statistics.step_count < self.warmup_steps).float()
+        variances = statistics.variances(self.eps)
         for percent in (10, 50, 90):
             metrics[f"vgs/scaling_factor_p{percent}"] = self._history.nanquantile(percent / 100).nan_to_num(1)
             metrics[f"vgs/tensor_variance_p{percent}"] = variances.nanquantile(percent / 100).nan_to_num(0)
@@ -261,23 +270,14 @@ class VarianceGradientScaler:
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the averages, the step count and the factor. Settings are not part of it."""
-        return {
-            "statistic": self.statistic,
-            "named": self._named,
-            "step_count": self._step_count.clone(),
-            "factor": self._factor.clone(),
-            **self._statistics.state_dict(),
-        }
+        return self._state_dict(self._statistics)
 
     def initial_state_dict(self) -> dict[str, Any]:
         """The state after :meth:`reset_statistics`, without resetting anything."""
-        return {
-            "statistic": self.statistic,
-            "named": self._named,
-            "step_count": torch.zeros_like(self._step_count),
-            "factor": torch.ones_like(self._factor),
-            **self._new_statistics().state_dict(),
-        }
+        return self._state_dict(self._new_statistics())
+
+    def _state_dict(self, statistics: GradientStatistics) -> dict[str, Any]:
+        return {"statistic": self.statistic, "named": self._named, **statistics.state_dict()}
 
     def upgraded(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """A state in today's form from one with ``step_count``, ``grad_norm_ema``, … and nothing for each tensor.
@@ -310,19 +310,15 @@ class VarianceGradientScaler:
         """
         if is_earlier_state(state_dict):
             warnings.warn(EARLIER_STATE, FutureWarning, stacklevel=2)
-        named, step_count, factor, loaded, sources = self._checked(state_dict)
+        named, loaded, sources = self._checked(state_dict)
         if self._statistics.params:
             self._statistics.adopt(loaded, sources)
         else:
             self._statistics, self._named = loaded, named
-        self._step_count.fill_(step_count)
-        self._factor.fill_(factor)
         self.reset_history()
 
-    def _checked(
-        self, state_dict: Any, partial: bool = False
-    ) -> tuple[bool, float, float, GradientStatistics, list[int | None]]:
-        """What a state holds: whether keys are names, steps, factor, averages, and which are whose."""
+    def _checked(self, state_dict: Any, partial: bool = False) -> tuple[bool, GradientStatistics, list[int | None]]:
+        """What a state holds: whether keys are names, averages, and which are whose."""
         if not isinstance(state_dict, dict):
             raise ValueError(f"the state must be a dict, not a {type(state_dict).__name__}")
         if is_earlier_state(state_dict):
@@ -345,9 +341,11 @@ class VarianceGradientScaler:
             loaded = GradientStatistics.from_state_dict(state_dict, self.statistic)
         except (TypeError, RuntimeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(f"the state is malformed: {error}") from error
+        loaded.step_count.fill_(step_count)
+        loaded.factor.fill_(factor)
         current = self._statistics
         if not current.params:
-            return named, step_count, factor, loaded, []
+            return named, loaded, []
         sources = _sources(loaded, current, by_name=named and self._named)
         without = [key for key, source in zip(current.keys, sources, strict=True) if source is None]
         unused = [key for i, key in enumerate(loaded.keys) if i not in sources]
@@ -355,12 +353,7 @@ class VarianceGradientScaler:
             raise ValueError(
                 f"the state does not fit: nothing of the right shape for parameters {without}, no use for {unused}"
             )
-        return named, step_count, factor, loaded, sources
-
-    def state_tensors(self) -> list[Tensor]:
-        """The tensors that a step changes, themselves, for those who must undo one on the device."""
-        own = [self._step_count, self._factor, self._history, self._recorded]
-        return [*own, *self._statistics.state_tensors()]
+        return named, loaded, sources
 
     def __getstate__(self) -> dict[str, Any]:
         # A logger belongs to a place, not to the scaler.
@@ -370,7 +363,19 @@ class VarianceGradientScaler:
         old = self._statistics
         return GradientStatistics(old.keys if old.params else [], old.params, self.statistic)
 
-    def _fold(self) -> bool:
+    def _settings(self) -> ScalingSettings:
+        names = ("beta", "alpha", "eps", "warmup_steps", "min_scaling_factor", "variance_cap")
+        return ScalingSettings(**{name: getattr(self, name) for name in names})
+
+    def _record(self, factor: Tensor, proceed: Tensor | None) -> None:
+        """Remember a factor for the quantiles."""
+        place, entry = self._recorded.remainder(_HISTORY).view(1), factor.view(1)
+        if proceed is not None:
+            entry = torch.where(proceed, entry, self._history.index_select(0, place))
+        self._history.index_copy_(0, place, entry)
+        self._recorded.add_(1 if proceed is None else proceed)
+
+    def _fold(self, proceed: Tensor | None = None) -> bool:
         statistics = self._statistics
         if statistics.is_outdated:
             params = statistics.params
@@ -378,7 +383,8 @@ class VarianceGradientScaler:
         # The largest magnitude is costly on a CPU, where reading the step count is free.
         every = _EXTREMES_EVERY if self._statistics.on_host else 1
         extremes = every == 1 or self.step_count % every == 0
-        return self._statistics.fold(self.beta, extremes)
+        grads = [param.grad for param in self._statistics.params]
+        return self._statistics.fold(grads, self.beta, extremes, proceed)
 
     def _check_that_steps_are_scaled(self) -> None:
         if not self._step_scaling.is_due:
@@ -393,16 +399,8 @@ class VarianceGradientScaler:
                 stacklevel=3,
             )
 
-    def _normalized_variance(self) -> Tensor:
-        """How much longer gradients are than their mean, as a geometric mean over tensors; 0 before any gradient."""
-        return self._statistics.variances(self.eps).log1p().nanmean().div(2).expm1().nan_to_num(0)
-
-    def _factor_for(self, variance: Tensor) -> Tensor:
-        factor = (1 / (1 + self.alpha * variance.clamp_max(self.variance_cap))).clamp(self.min_scaling_factor, 1)
-        return torch.where(self._step_count < self.warmup_steps, 1.0, factor)
-
     def _factor_on_host(self) -> float:
-        """The same as a number: where nothing has to be waited for, arithmetic on single tensors is the costly way."""
+        """:func:`scaling_factor` as a number: on a host, arithmetic on single tensors is the costly way."""
         if self.step_count < self.warmup_steps:
             return 1.0
         logs = [math.log1p(v) for v in self._statistics.variances(self.eps).tolist() if not math.isnan(v)]
