@@ -14,6 +14,7 @@ ARGUMENTS = {"made_up_prices": ["prices.csv"]}
 SAYS = {
     "made_up_prices": "written to prices.csv",
     "own_environment": "page: room.html",
+    "own_loop": "update 2: episodes of",
     "real_prices": "buying and holding",
     "robust_agent": "trained against attacks",
 }
