@@ -37,10 +37,10 @@ from pbt_tasks import finder, learner, normalized, return_on_target
 from stable_baselines3.common.vec_env import VecNormalize
 
 from driftproof.pbt import HyperparamConfig, PBTConfig, PBTRunner, ProcessBackend, Trainee
-from driftproof.pbt.folder import RunFolder
 from driftproof.pbt.work import Report
 from driftproof.ppo import DistributionalPPO
 from driftproof.ppo.persistence import parameters_from
+from driftproof.runs.folder import RunFolder
 from driftproof.state import read
 
 Entry = dict[str, Any]

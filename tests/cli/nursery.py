@@ -78,7 +78,7 @@ def main():
     import driftproof.cli.app
     import driftproof.cli.callbacks
     import driftproof.config
-    import driftproof.pbt.folder  # noqa: F401
+    import driftproof.runs.folder  # noqa: F401
 
     torch.set_num_threads(1)
     for line in sys.stdin:

@@ -392,7 +392,7 @@ def test_the_live_view_takes_names_for_no_more_than_names():
 def test_tags_of_tensorboard_are_escaped(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from driftproof.pbt.folder import RunFolder
+    from driftproof.runs.folder import RunFolder
 
     folder = RunFolder(tmp_path)
     with folder.locked():

@@ -17,7 +17,7 @@ import termios
 import pytest
 
 from driftproof.pbt import read_events, read_metrics
-from driftproof.pbt.folder import RunFolder
+from driftproof.runs.folder import RunFolder
 from driftproof.state import CheckpointStore, compare, read
 from tests.cli.commands import SMALL, call, run, start
 from tests.processes import ENVIRONMENT, Started

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from driftproof.envs import regime_bars, write_csv
-from driftproof.pbt.folder import RunFolder
+from driftproof.runs.folder import RunFolder
 from tests.cli.commands import SMALL, call
 from tests.cli.test_commands import LIMIT, error
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from driftproof.pbt import PBTRunner, folder, read_events, read_metrics, records
-from driftproof.pbt.folder import RunFolder
+from driftproof.runs.folder import RunFolder
 from driftproof.state import compare
 from tests.pbt.populations import config, make_agent, states
 

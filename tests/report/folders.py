@@ -9,8 +9,8 @@ import re
 import numpy as np
 
 from driftproof.pbt import Event, HyperparamConfig, PBTConfig, PBTScheduler, append_events
-from driftproof.pbt.folder import RunFolder
-from driftproof.pbt.records import write_events
+from driftproof.runs.events import write_events
+from driftproof.runs.folder import RunFolder
 
 STEPS = 256
 """Of an update."""

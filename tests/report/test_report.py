@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftproof.pbt import Event, PBTRunner, append_events
-from driftproof.pbt.folder import RunFolder
 from driftproof.report import write_report
 from driftproof.report.charts import label
+from driftproof.runs.folder import RunFolder
 from tests.pbt.populations import config, make_agent
 from tests.report.folders import (
     HOSTILE,

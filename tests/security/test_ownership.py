@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from driftproof.config import ConfigError, build_env, load
-from driftproof.config.ownership import MARK, mark, owned
+from driftproof.config.ownership import mark, owned
+from driftproof.runs import OWNER
 from tests.cli.commands import SMALL, call
 from tests.processes import ENVIRONMENT
 
@@ -169,13 +170,13 @@ def test_a_mark_of_another_user_is_not(own, tmp_path, monkeypatch):
     ],
 )
 def test_forged_marks_are_not(own, forged):
-    (own / MARK).write_text(forged)
+    (own / OWNER).write_text(forged)
     assert not is_recognised(own)
 
 
 def test_the_folder_to_import_from_cannot_be_changed(own):
-    forged = json.loads((own / MARK).read_text()) | {"home": "/tmp"}
-    (own / MARK).write_text(json.dumps(forged))
+    forged = json.loads((own / OWNER).read_text()) | {"home": "/tmp"}
+    (own / OWNER).write_text(json.dumps(forged))
     assert not is_recognised(own)
 
 
@@ -184,7 +185,7 @@ def test_links_to_own_files_say_nothing_of_others(own, tmp_path):
     stranger.mkdir()
     (stranger / "config.yaml").symlink_to(own / "config.yaml")
     assert not is_recognised(stranger)
-    (stranger / MARK).symlink_to(own / MARK)
+    (stranger / OWNER).symlink_to(own / OWNER)
     assert not is_recognised(stranger)
     (stranger / "config.yaml").unlink()
     (stranger / "config.yaml").write_text("env: 'own_env:Pendulum-v1'\n")
@@ -223,7 +224,7 @@ def test_a_strangers_run_that_goes_on_stays_a_strangers(tmp_path, capsys, monkey
     folder = tmp_path / "run"
     code, *_ = call(capsys, "train", "--env", "CartPole-v1", *SMALL, *LIMIT, "--runs-dir", tmp_path, "--name", "run")
     assert code == 0
-    (folder / MARK).unlink()
+    (folder / OWNER).unlink()
     assert call(capsys, "train", "--resume", folder, "--set", "run.total_timesteps=128")[0] == 0
     assert not load(folder / "config.yaml").trust.is_own
 
@@ -257,9 +258,9 @@ class TestTheKey:
     def test_that_cannot_be_made_makes_no_errors(self, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-        (self.own / MARK).unlink()
+        (self.own / OWNER).unlink()
         mark(self.own, [b""])
-        assert not (self.own / MARK).exists()
+        assert not (self.own / OWNER).exists()
         assert owned(self.own, b"") is None
 
     def test_is_in_the_home_directory_by_default(self, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from driftproof._files import shortened
 from driftproof.cli import runs
 from driftproof.cli.errors import CommandError
 from driftproof.cli.options import trust_in
+from driftproof.runs import CHECKPOINTS, CONFIG, is_population, own_file
 
 if TYPE_CHECKING:
     from driftproof._trust import Trust
@@ -37,7 +38,7 @@ class Found:
         """The configuration of its run, or the one that there would be without one, with some changes."""
         from driftproof.config import load
 
-        path = None if self.folder is None else runs.own_file(self.folder, runs.CONFIG)
+        path = None if self.folder is None else own_file(self.folder, CONFIG)
         return load(path, overrides or (), self.trust)
 
     def load(self, device: str = "cpu") -> DistributionalPPO:
@@ -72,7 +73,7 @@ def find(
         return Found(_checkpoint_of(folder, member, best), folder, is_run=True, trust=trust)
     if member is not None or best:
         raise CommandError("--member and --best choose a checkpoint of a run, and one is given")
-    owner = next((parent for parent in path.resolve().parents if (parent / runs.CONFIG).is_file()), None)
+    owner = next((parent for parent in path.resolve().parents if (parent / CONFIG).is_file()), None)
     return Found(path, owner, is_run=False, trust=trust)
 
 
@@ -82,7 +83,7 @@ def _checkpoint_of(folder: Path, member: int | None, best: bool) -> Path:
     Raises:
         CommandError: There is none.
     """
-    if runs.is_population(folder):
+    if is_population(folder):
         if best:
             raise CommandError(f"{folder} is a population, which keeps each member's last state: leave out --best")
         return _member_of(folder, member)
@@ -90,7 +91,7 @@ def _checkpoint_of(folder: Path, member: int | None, best: bool) -> Path:
         raise CommandError(f"{folder} is no population: leave out --member")
     from driftproof.state import CheckpointStore
 
-    store = CheckpointStore(folder / "checkpoints")
+    store = CheckpointStore(folder / CHECKPOINTS)
     found: Path | None = store.best() if best else store.latest()
     if found is None and best and store.latest() is not None:
         raise CommandError(f"no checkpoint in {folder} is the best: no episode had ended by then; leave out --best")
@@ -100,19 +101,16 @@ def _checkpoint_of(folder: Path, member: int | None, best: bool) -> Path:
 
 
 def _member_of(folder: Path, member: int | None) -> Path:
-    from driftproof.pbt.folder import RunFolder
+    from driftproof.runs.folder import RunFolder
 
     state = RunFolder(folder).read_state()
-    reported = [i for i, place in enumerate(state.members) if place.file is not None]
-    if not reported:
+    if not (saved := state.ranking):
         raise CommandError(f"no member of {folder} has been saved yet")
     if member is None:
-        sign = -1 if state.config.metric_mode == "min" else 1
-        scores = {i: state.members[i].performance for i in reported}
-        member = max(reported, key=lambda i: float("-inf") if (score := scores[i]) is None else sign * score)
-    if member not in reported:
+        member = saved[0]
+    if member not in saved:
         raise CommandError(
-            f"{folder} has members 0 to {len(state.members) - 1}, of which {shortened(reported)} have been saved"
+            f"{folder} has members 0 to {len(state.members) - 1}, of which {shortened(sorted(saved))} have been saved"
         )
     name = state.members[member].file
     assert name is not None

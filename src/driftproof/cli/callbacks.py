@@ -6,14 +6,15 @@ import time
 from typing import TYPE_CHECKING
 
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.utils import safe_mean
 
 from driftproof.cli.interrupts import interrupts
+from driftproof.runs import LENGTH, RETURN, SUCCESS
+from driftproof.runs.ranking import episode_mean
 
 if TYPE_CHECKING:
     from driftproof.cli.view import AgentStatus, Screen
-    from driftproof.pbt.folder import RunFolder
-    from driftproof.pbt.work import Row
+    from driftproof.runs.folder import RunFolder
+    from driftproof.runs.metrics import Row
 
 _SECONDS_BETWEEN_GLANCES = 0.2
 
@@ -68,11 +69,13 @@ class LogRun(BaseCallback):
             return
         self._logged_at = self._status.steps = model.num_timesteps
         row: Row = {"step": model.num_timesteps, "time/steps_per_second": self._status.steps_per_second}
-        if model.ep_info_buffer:
-            row["rollout/ep_rew_mean"] = float(safe_mean([episode["r"] for episode in model.ep_info_buffer]))
-            row["rollout/ep_len_mean"] = float(safe_mean([episode["l"] for episode in model.ep_info_buffer]))
-        if model.ep_success_buffer:
-            row["rollout/success_rate"] = float(safe_mean(model.ep_success_buffer))
+        successes = [{"r": float(success)} for success in model.ep_success_buffer or ()]
+        means = {
+            RETURN: episode_mean(model.ep_info_buffer),
+            LENGTH: episode_mean(model.ep_info_buffer, "l"),
+            SUCCESS: episode_mean(successes),
+        }
+        row |= {name: mean for name, mean in means.items() if mean is not None}
         row |= {name: float(value) for name, value in logger.name_to_value.items()}
         logger.dump(model.num_timesteps)
         self._run.log(0, [row])

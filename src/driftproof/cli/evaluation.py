@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from driftproof._files import DAMAGES, described
-from driftproof.cli import agents, runs
+from driftproof.cli import agents
 from driftproof.cli.errors import CommandError, Stopped, say
 from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, Trusted, changes, use_threads
+from driftproof.runs import ATTACK_RESULTS, EVALUATION, own_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,15 +66,15 @@ def evaluate(
     episodes = episodes or settings.run.evaluation_episodes or 20
     say(f"{found.checkpoint}: {episodes} episodes of {settings.env.id}")
     if attack:
-        result, name = _attacked(agent, settings, attack, epsilon, episodes, seed, not stochastic), "attacks.json"
+        result, name = _attacked(agent, settings, attack, epsilon, episodes, seed, not stochastic), ATTACK_RESULTS
     else:
         lasting = _lasting(read(found.checkpoint).tree)
         result = measure(agent, settings, episodes, seed, not stochastic, lasting)
-        name = "evaluation.json"
+        name = EVALUATION
         say("\n".join(table(result)))
     # What belongs to a run is what was asked of the run, as it is.
     belongs = found.folder is not None and found.is_run and not changed
-    in_folder = runs.own_file(found.folder, name) if found.folder is not None and belongs else None
+    in_folder = own_file(found.folder, name) if found.folder is not None and belongs else None
     if target := output or in_folder:
         _write(target, result)
         say(f"written to {target}")
@@ -100,7 +101,7 @@ def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: boo
     """Evaluate what came of a training, if it is new or that has not been done yet, and say where it is."""
     from driftproof.ppo.environments import lasting_states
 
-    target = runs.own_file(folder, "evaluation.json")
+    target = own_file(folder, EVALUATION)
     if target.exists() and not is_new:
         say(f"{folder} is done: driftproof evaluate {folder} evaluates it again")
         return

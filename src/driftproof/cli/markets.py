@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from driftproof.cli import agents, runs
+from driftproof.cli import agents
 from driftproof.cli.errors import CommandError, say
 from driftproof.cli.options import Agent, Best, Member, RunsDir, Trusted
+from driftproof.runs import SIGNALS, own_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +50,7 @@ def infer(
         raise CommandError(f"--output {output} must end in .csv or .parquet")
     found = agents.find(run, runs_dir, member, best, trust)
     if (target := output) is None:
-        target = Path("signals.csv") if found.folder is None else runs.own_file(found.folder, "signals.csv")
+        target = Path("signals.csv") if found.folder is None else own_file(found.folder, SIGNALS)
     options: dict[str, Any] = {"buy": buy, "sell": sell, "deadzone": deadzone, "cvar_alpha": cvar_alpha}
     # An agent does not know which features it learned with, but its run does.
     options["features"] = None if found.folder is None else found.config().env.kwargs.get("features")

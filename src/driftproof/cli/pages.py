@@ -10,6 +10,7 @@ import typer
 from driftproof.cli import agents, runs
 from driftproof.cli.errors import CommandError, say
 from driftproof.cli.options import Agent, Best, Member, RunsDir, Trusted
+from driftproof.runs import REPORT, own_file
 
 
 def report(
@@ -26,7 +27,7 @@ def report(
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
         raise CommandError(f"--output {output} must end in .html: that is what a report is")
     folders = [runs.find(each, runs_dir) for each in run]
-    target = output or runs.own_file(folders[0] if len(folders) == 1 else runs_dir, "report.html")
+    target = output or own_file(folders[0] if len(folders) == 1 else runs_dir, REPORT)
     try:
         write_report(folders, target)
     except ValueError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import os
 import re
 import shutil
 from collections.abc import Collection, Iterator
@@ -11,15 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftproof._files import RunFolderError
+from driftproof._text import closest
 from driftproof.cli.errors import CommandError, Stopped
 from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import trust_in
+from driftproof.runs import CONFIG, has_saved, own_file
 
 if TYPE_CHECKING:
     from driftproof.config import Config
 
-CONFIG = "config.yaml"
 _SHOWN = 10
 """Names of runs in a message."""
 
@@ -109,11 +107,6 @@ def discard(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def has_saved(folder: Path) -> bool:
-    """Whether a run has saved an agent."""
-    return is_population(folder) or any((folder / "checkpoints").glob("*.zip"))
-
-
 def _made(runs_dir: Path, env_id: str) -> Path:
     """A folder named after the environment, with a number if there is one already."""
     plain = re.sub(r"[^a-z0-9.]+", "-", env_id.rpartition(":")[2].lower()).strip("-.") or "run"
@@ -145,8 +138,8 @@ def find(run: str | Path, runs_dir: Path) -> Path:
 
 def _instead(name: str, names: list[str], runs_dir: Path) -> str:
     """Which run may have been meant, or which there are."""
-    if near := difflib.get_close_matches(name, names, n=1):
-        return f"; did you mean {near[0]!r}?"
+    if (near := closest(name, names)) is not None:
+        return f"; did you mean {near!r}?"
     shown = [*names[:_SHOWN], *([f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])]
     return f"; in {runs_dir} there are {', '.join(shown)}" if names else ""
 
@@ -189,25 +182,3 @@ def keep(folder: Path, config: Config) -> None:
     if (mine := owned(folder, old)) is not None:
         mark(folder, [old, new], mine.home)
     write_atomically(path, [new], follow_links=False)
-
-
-def own_file(folder: Path, name: str) -> Path:
-    """A file of a run's folder to be read or written.
-
-    Raises:
-        RunFolderError: It is a link, which may lead out of the folder to any file of the user.
-    """
-    path = folder / name
-    if path.is_symlink():
-        raise RunFolderError(f"{path} is a link, which a run does not follow; remove it")
-    return path
-
-
-def is_population(folder: Path) -> bool:
-    """Whether it holds more than one agent."""
-    return os.path.lexists(folder / "population_state.json")
-
-
-def is_single(folder: Path) -> bool:
-    """Whether it holds one agent that has been saved."""
-    return os.path.lexists(folder / "checkpoints")

@@ -26,11 +26,12 @@ from driftproof.cli.options import (
     use_threads,
 )
 from driftproof.cli.view import AgentStatus, Screen
+from driftproof.runs import CHECKPOINTS, CONFIG, is_population
 
 if TYPE_CHECKING:
     from driftproof.config import Config
-    from driftproof.pbt.folder import RunFolder
     from driftproof.ppo import DistributionalPPO
+    from driftproof.runs.folder import RunFolder
 
 
 _CHANGEABLE = tuple(
@@ -75,7 +76,7 @@ def train(
             _run(agent, settings, folder)
     else:
         folder = runs.find(resume, runs_dir)
-        if runs.is_population(folder):
+        if is_population(folder):
             raise CommandError(f"{folder} holds a population: driftproof tune --resume {folder}")
         settings = runs.read(folder, overrides, _CHANGEABLE, trust)
         _run(_built(settings), settings, folder)
@@ -101,7 +102,7 @@ def _restore(agent: DistributionalPPO, folder: Path) -> None:
     """Put an agent where the last checkpoint is; without one it begins anew, with what its run began with."""
     from driftproof.state import CheckpointStore
 
-    store = CheckpointStore(folder / "checkpoints")
+    store = CheckpointStore(folder / CHECKPOINTS)
     if blocked := [path for path in store.list() if not path.is_file()]:
         # One of these names is where a checkpoint will be written.
         raise CommandError(f"{blocked[0]} is no regular file; remove it, then resume")
@@ -124,13 +125,13 @@ def _does_not_fit(folder: Path) -> Iterator[None]:
     try:
         yield
     except (*DAMAGES, AssertionError, CheckpointError, RuntimeError) as error:
-        what = f"the newest checkpoint in {folder / 'checkpoints'} does not fit the run's {runs.CONFIG}"
+        what = f"the newest checkpoint in {folder / CHECKPOINTS} does not fit the run's {CONFIG}"
         raise CommandError(f"{what}: {described(error)}; restore both from one copy of the run") from error
 
 
 def _learn(agent: DistributionalPPO, settings: Config, folder: Path) -> bool:
     """Train to the end, or until somebody interrupts; whether there was anything left to do."""
-    from driftproof.pbt.folder import RunFolder
+    from driftproof.runs.folder import RunFolder
 
     run = RunFolder(folder)
     with run.locked():
@@ -153,7 +154,7 @@ def _train(agent: DistributionalPPO, settings: Config, run: RunFolder, total: in
     agent.set_logger(Logger(None, []))
     status = AgentStatus(str(folder), agent.num_timesteps, total)
     saving = SaveCheckpoints(
-        folder / "checkpoints",
+        folder / CHECKPOINTS,
         settings.run.checkpoint_every,
         settings.run.keep_checkpoints,
         restart_environments=settings.run.exact_resume,

@@ -21,6 +21,7 @@ from driftproof.cli.options import (
     use_threads,
 )
 from driftproof.cli.view import PopulationStatus, Screen
+from driftproof.runs import is_population, is_single
 
 if TYPE_CHECKING:
     from driftproof.config import Config
@@ -58,7 +59,7 @@ def tune(
             _run(runner, settings, folder)
     else:
         folder = runs.find(resume, runs_dir)
-        if runs.is_single(folder):
+        if is_single(folder):
             raise CommandError(f"{folder} holds a single agent: driftproof train --resume {folder}")
         settings = runs.read(folder, overrides, _CHANGEABLE, trust)
         runner = _population(settings, folder)
@@ -88,7 +89,7 @@ def _population(settings: Config, folder: Path) -> PBTRunner:
 
     use_threads(settings)
     with interrupts.held():
-        return build_population(settings, folder, resume=runs.is_population(folder), callback=LogDrift)
+        return build_population(settings, folder, resume=is_population(folder), callback=LogDrift)
 
 
 def _train(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalPPO:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from driftproof._text import printable
 from driftproof.cli import terminal
+from driftproof.runs import RETURN
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from driftproof.pbt import PBTRunner
 
 SIGNS = {
-    "return": "rollout/ep_rew_mean",
+    "return": RETURN,
     "VGS factor": "vgs/scaling_factor",
     "critic divergence": "critic/divergence",
     "KL": "train/approx_kl",
@@ -129,7 +130,7 @@ class AgentStatus:
     def update(self, row: Mapping[str, float]) -> None:
         """After an update, what was logged of it."""
         self.steps, self._row = int(row["step"]), dict(row)
-        if math.isfinite(value := row.get("rollout/ep_rew_mean", math.nan)):
+        if math.isfinite(value := row.get(RETURN, math.nan)):
             self._returns = [*self._returns[1 - _HISTORY :], value]
 
     @property

@@ -343,8 +343,10 @@ def _metric(name: str) -> Callable[[DistributionalPPO], float]:
 
 def mean_length(agent: DistributionalPPO) -> float:
     """Mean length of recent episodes; NaN if none has ended yet."""
-    lengths = [float(episode["l"]) for episode in agent.ep_info_buffer or ()]
-    return sum(lengths) / len(lengths) if lengths else float("nan")
+    from driftproof.runs.ranking import episode_mean
+
+    mean = episode_mean(agent.ep_info_buffer, "l")
+    return float("nan") if mean is None else mean
 
 
 def success_rate(agent: DistributionalPPO) -> float:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from driftproof._files import DAMAGES, parse_json, read_bytes
+from driftproof.runs import OWNER
 
-MARK = "owner.json"
-"""In the folder of a run, beside its configuration."""
 _KEY_BYTES = 32
 _LARGEST_MARK = 2**14
 
@@ -46,7 +45,7 @@ def mark(folder: Path, configurations: Iterable[bytes], home: str | None = None)
     if (key := _key(create=True)) is not None:
         codes = [_code(key, content, home) for content in configurations]
         content = json.dumps({"codes": codes, "home": home}).encode()
-        write_atomically(folder / MARK, [content], follow_links=False)
+        write_atomically(folder / OWNER, [content], follow_links=False)
 
 
 def owned(folder: Path, configuration: bytes) -> Owned | None:
@@ -57,7 +56,7 @@ def owned(folder: Path, configuration: bytes) -> Owned | None:
         configuration: Content of the file.
     """
     try:
-        content = parse_json(read_bytes(folder / MARK, _LARGEST_MARK))
+        content = parse_json(read_bytes(folder / OWNER, _LARGEST_MARK))
         codes, home = content["codes"], content["home"]
         is_valid = isinstance(codes, list) and (home is None or isinstance(home, str))
     except (OSError, *DAMAGES):

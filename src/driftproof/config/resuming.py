@@ -24,12 +24,13 @@ def check_is_of(search: PBTConfig, config: Config, run_dir: Path) -> None:
     Raises:
         RunFolderError: It was, or its state is damaged.
     """
-    from driftproof.pbt.folder import RunFolder
+    from driftproof.pbt.saved import config_of
+    from driftproof.runs.folder import RunFolder
 
     folder = RunFolder(run_dir)
     saved = folder.read_state()
     with folder.explaining():
-        begun = saved.config.as_config()
+        begun = config_of(saved.config)
     different = [
         name
         for name in (item.name for item in dataclasses.fields(search))

@@ -3,13 +3,13 @@
 from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
 from driftproof.pbt.config import HyperparamConfig, PBTConfig, check_against
 from driftproof.pbt.explore import ExploreMethod, History
-from driftproof.pbt.folder import FolderTakenError
 from driftproof.pbt.member import Trainee, mean_reward
-from driftproof.pbt.metrics import read_metrics
-from driftproof.pbt.records import Event, append_events, read_events
 from driftproof.pbt.runner import PBTRunner
 from driftproof.pbt.scheduler import PBTScheduler, PopulationMember
 from driftproof.pbt.stores import CheckpointFormat, FolderStore, MemoryStore, TreeStore
+from driftproof.runs.events import Event, append_events, read_events
+from driftproof.runs.folder import FolderTakenError
+from driftproof.runs.metrics import read_metrics
 
 __all__ = [
     "Backend",

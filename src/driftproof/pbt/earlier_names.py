@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driftproof.pbt.records import Event
+from driftproof.runs.events import Event
 
 if TYPE_CHECKING:
     from driftproof.pbt.config import HyperparamConfig, PBTConfig

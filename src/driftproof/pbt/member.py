@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from driftproof.pbt.config import OptimizerExploitStrategy
 from driftproof.pbt.stores import CheckpointFormat
 from driftproof.ppo import DistributionalPPO
+from driftproof.runs.ranking import episode_mean
 from driftproof.state import CheckpointError
 
 MakeAgent: TypeAlias = Callable[[int], DistributionalPPO]
@@ -24,7 +24,8 @@ MakeCallback: TypeAlias = Callable[[], BaseCallback]
 
 def mean_reward(agent: DistributionalPPO) -> float:
     """Mean return of recent episodes; NaN if none has ended yet."""
-    return float(np.mean([episode["r"] for episode in agent.ep_info_buffer])) if agent.ep_info_buffer else float("nan")
+    mean = episode_mean(agent.ep_info_buffer)
+    return float("nan") if mean is None else mean
 
 
 class Trainee:

@@ -15,15 +15,17 @@ from driftproof._arguments import check_count, check_flag, check_option
 from driftproof._trust import Trust
 from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
 from driftproof.pbt.config import PBTConfig, check_against
-from driftproof.pbt.folder import FolderTakenError, RunFolder
 from driftproof.pbt.member import MakeAgent, MakeCallback, Metric, mean_reward
-from driftproof.pbt.records import Event
-from driftproof.pbt.saved import MAX_PERFORMANCE, SavedPopulation
+from driftproof.pbt.saved import check_values, config_of
 from driftproof.pbt.scheduler import PBTScheduler
 from driftproof.pbt.stores import MemoryStore
-from driftproof.pbt.work import Failure, Order, Report, Row, Work
+from driftproof.pbt.work import Failure, Order, Report, Work
 from driftproof.ppo import DistributionalPPO
 from driftproof.ppo.generators import unchanged_generators
+from driftproof.runs.events import Event
+from driftproof.runs.folder import FolderTakenError, RunFolder
+from driftproof.runs.metrics import Row
+from driftproof.runs.population_state import MAX_PERFORMANCE, SavedPopulation, best_first
 from driftproof.state import read
 
 BackendName: TypeAlias = Literal["inline", "process", "ray"]
@@ -160,7 +162,7 @@ class PBTRunner:
         folder = RunFolder(run_dir)
         saved = folder.read_state()
         with folder.explaining():
-            config = saved.config.as_config()
+            config = config_of(saved.config)
         return cls(
             config,
             make_agent,
@@ -189,8 +191,7 @@ class PBTRunner:
     @property
     def best_member(self) -> int:
         """Who did best at its last report; 0 if nobody has reported yet."""
-        ranking = self.scheduler.ranking()
-        return ranking[0] if ranking else 0
+        return next(iter(best_first(self._places, self.config.metric_mode)), 0)
 
     @property
     def best(self) -> DistributionalPPO:
@@ -388,7 +389,7 @@ class PBTRunner:
         self._folder.follow_state(self.scheduler.events, used)
 
     def _load(self, saved: SavedPopulation) -> None:
-        saved.check_values(self.config)
+        check_values(saved, self.config)
         self.scheduler.load_state_dict(saved.scheduler.model_dump())
         self._saves = saved.saves
         self._places = [_Place(**each.model_dump()) for each in saved.members]

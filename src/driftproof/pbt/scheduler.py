@@ -19,9 +19,10 @@ from driftproof._trust import Trust
 from driftproof.pbt.config import PBTConfig
 from driftproof.pbt.earlier_names import EarlierMemberNames, EarlierSchedulerNames, stored_path
 from driftproof.pbt.explore import MAX_OBSERVATIONS, ExploreMethod, History, Observation, sample, to_unit
-from driftproof.pbt.records import Event, EventKind
-from driftproof.pbt.saved import SavedMember, SavedScheduler
 from driftproof.pbt.stores import CheckpointFormat, FolderStore, MemoryStore, TreeStore
+from driftproof.runs.events import Event, EventKind
+from driftproof.runs.population_state import SavedMember, SavedScheduler
+from driftproof.runs.ranking import ranking
 
 _HISTORY = 200
 """Reports that a member remembers."""
@@ -236,8 +237,7 @@ class PBTScheduler(EarlierSchedulerNames):
     def ranking(self) -> list[int]:
         """Ids of the members that have reported, best first; of equals, the lower id first."""
         reported = np.flatnonzero(self._reported)
-        order: list[int] = reported[np.argsort(-self._scores[reported], kind="stable")].tolist()
-        return order
+        return [int(reported[i]) for i in ranking(self._scores[reported])]
 
     def statistics(self) -> dict[str, Any]:
         """How the population is doing, as plain values; shares are ``None`` while there is nothing to count."""

@@ -6,13 +6,11 @@ import os
 import re
 import warnings
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Protocol, get_args
 
 from driftproof.ppo.migration import EARLIER_STATES
+from driftproof.runs.population_state import CheckpointFormat as CheckpointFormat
 from driftproof.state import CheckpointError, copy_tree, legacy, read, write
-
-CheckpointFormat: TypeAlias = Literal["v2_full_parameters", "v1_policy_only"]
-"""What ``agent.get_parameters()`` returns, or no more than the policy's state dict."""
 
 
 class TreeStore(Protocol):

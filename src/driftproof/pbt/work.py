@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,8 @@ from driftproof.pbt.config import OptimizerExploitStrategy
 from driftproof.pbt.member import MakeAgent, MakeCallback, Metric, Trainee
 from driftproof.ppo.generators import unchanged_generators
 from driftproof.ppo.persistence import parameters_from
+from driftproof.runs.metrics import Row
 from driftproof.state import read, write
-
-Row: TypeAlias = dict[str, float]
-"""What an agent logged after one update, by name; ``"step"`` is how many steps it had taken."""
 
 
 @dataclass(frozen=True)

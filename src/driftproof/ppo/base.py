@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
-from stable_baselines3.common.utils import check_for_correct_spaces, safe_mean
+from stable_baselines3.common.utils import check_for_correct_spaces
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch.optim import Optimizer
 
@@ -36,6 +36,7 @@ from driftproof.ppo.sb3_views import RolloutView
 from driftproof.ppo.spaces import check_spaces
 from driftproof.ppo.vector_env import as_vec_env
 from driftproof.ppo.worker import Worker
+from driftproof.runs.ranking import episode_mean
 
 Self = TypeVar("Self", bound="AgentBase")
 
@@ -354,7 +355,7 @@ class AgentBase(BaseAlgorithm):
         assert self._rollout is not None
         hyperparams, progress, episodes = self.hyperparams, self._current_progress_remaining, self.ep_info_buffer
         hyperparams.advance(progress)
-        mean_return = safe_mean([episode["r"] for episode in episodes]) if episodes else None
+        mean_return = episode_mean(episodes)
         hyperparams.override("ent_coef", float(self.entropy.update(hyperparams["ent_coef"], progress, mean_return)))
         settings = self.update_settings()
         self._n_updates += settings.n_epochs

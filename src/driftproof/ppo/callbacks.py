@@ -6,9 +6,9 @@ import os
 from typing import TYPE_CHECKING, Literal
 
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.utils import safe_mean
 
 from driftproof._arguments import check_count, check_flag
+from driftproof.runs.ranking import episode_mean
 from driftproof.state import AsyncWriter, CheckpointStore
 
 if TYPE_CHECKING:
@@ -105,11 +105,13 @@ class SaveCheckpoints(BaseCallback):
         if self.restart_environments and self._updates() % self.every == 0:
             agent.worker.restart(((agent.seed or 0) * 1_000_003 + agent.num_timesteps) % _SEEDS)
         self._saved_at = agent.num_timesteps
-        episodes = agent.ep_info_buffer
-        score = float(safe_mean([episode["r"] for episode in episodes])) if episodes else None
         saver = self._writer or self.store
         saver.save(
-            agent.current_states(), agent.num_timesteps, config=agent.config(), exact=agent.worker.is_whole, score=score
+            agent.current_states(),
+            agent.num_timesteps,
+            config=agent.config(),
+            exact=agent.worker.is_whole,
+            score=episode_mean(agent.ep_info_buffer),
         )
         if self.verbose:
             print(f"checkpoint at step {agent.num_timesteps} in {self.store.folder}")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from driftproof.report.bundles import Bundle, curves, shaded
 from driftproof.report.charts import TITLED_STEPS, Absent, Chart, Section, Trace, line
-from driftproof.report.runs import RETURN
 from driftproof.report.signs import EPISODES, Sign, chart_of, names
+from driftproof.runs import RETURN
 
 
 def learning(bundles: Sequence[Bundle]) -> Section | Absent:

@@ -12,8 +12,9 @@ import numpy as np
 
 from driftproof.pbt import Event
 from driftproof.report.charts import TITLED_STEPS, Chart, Trace, label, number, spans_decades
-from driftproof.report.runs import RETURN, Run
+from driftproof.report.runs import Run
 from driftproof.report.series import Array, plain
+from driftproof.runs import RETURN
 
 _CELLS = 240
 """Of one member's lane, at most."""

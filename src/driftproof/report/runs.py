@@ -18,13 +18,23 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from driftproof import _yaml
 from driftproof._files import damage_told, read_bytes, read_json
-from driftproof.pbt import Event, read_events, read_metrics
-from driftproof.pbt.folder import RunFolder
-from driftproof.pbt.work import Row
 from driftproof.report.series import Life
+from driftproof.runs import (
+    ATTACK_RESULTS,
+    CHECKPOINTS,
+    CONFIG,
+    EVALUATION,
+    EVENTS,
+    MEMBERS,
+    METRICS,
+    RETURN,
+    is_population,
+)
+from driftproof.runs.events import Event, read_events
+from driftproof.runs.folder import RunFolder
+from driftproof.runs.metrics import Row, read_metrics
+from driftproof.runs.ranking import ranking
 from driftproof.state import CheckpointError, inspect
-
-RETURN = "rollout/ep_rew_mean"
 
 _MOST_EPISODES = 1_000_000
 _MOST_SCORES = 1_000
@@ -109,13 +119,8 @@ class Run:
     def ranking(self) -> list[int]:
         """Members, best first: as the population judged, else by their last return."""
         scores = self.performance or {member: life.last(RETURN) for member, life in self.members.items()}
-        sign = 1 if self.lower_is_better else -1
-
-        def key(member: int) -> tuple[bool, float, int]:
-            score = scores.get(member, math.nan)
-            return (math.isnan(score), 0.0 if math.isnan(score) else sign * score, member)
-
-        return sorted(self.members, key=key)
+        members = sorted(self.members)
+        return [members[i] for i in ranking([scores.get(member) for member in members], self.lower_is_better)]
 
     @property
     def best(self) -> int:
@@ -163,13 +168,13 @@ def read_run(folder: Path, name: str) -> Run:
         raise FileNotFoundError(f"{folder}: there is no such folder; give that of a run, such as runs/NAME")
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder; give that of a run, such as runs/NAME")
-    metrics = _metrics(folder / "metrics.jsonl")
+    metrics = _metrics(folder / METRICS)
     population = metrics.pop(None, [])
     if not metrics:
-        raise ValueError(f"{folder / 'metrics.jsonl'} has no metrics of an agent: the run has not done an update yet")
+        raise ValueError(f"{folder / METRICS} has no metrics of an agent: the run has not done an update yet")
     members = {member: Life(metrics[member]) for member in sorted(m for m in metrics if m is not None)}
     searched, performance = _population_state(folder)
-    config, text = _config(folder / "config.yaml")
+    config, text = _config(folder / CONFIG)
     if not config and searched:
         config, text = searched, _yaml.dump(searched)
     versions, notes = _versions(folder)
@@ -178,14 +183,14 @@ def read_run(folder: Path, name: str) -> Run:
         path=folder,
         members=members,
         population=Life(population),
-        events=read_events(folder / "population.json"),
+        events=read_events(folder / EVENTS),
         performance=performance,
         lower_is_better=searched.get("metric_mode") == "min",
         config=config,
         config_text=text,
         versions=versions,
-        evaluation=_evaluation(folder / "evaluation.json"),
-        attacks=_attacks(folder / "attacks.json"),
+        evaluation=_evaluation(folder / EVALUATION),
+        attacks=_attacks(folder / ATTACK_RESULTS),
         notes=notes,
     )
 
@@ -285,7 +290,7 @@ def _scores(path: Path, model: type[M]) -> M | None:
 
 def _population_state(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
     """Configuration of a population, and how well its members did last; nothing if there is none."""
-    if not os.path.lexists(folder / "population_state.json"):
+    if not is_population(folder):
         return {}, {}
     state = RunFolder(folder).read_state()
     performance = {i: _finite(place.performance) for i, place in enumerate(state.members)}
@@ -294,7 +299,7 @@ def _population_state(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
 
 def _versions(folder: Path) -> tuple[dict[str, str], list[str]]:
     """Of the libraries that wrote the newest checkpoint, and why they are unknown."""
-    found = [*folder.glob("members/member_*.zip"), *folder.glob("checkpoints/checkpoint_*.zip")]
+    found = [*folder.glob(f"{MEMBERS}/member_*.zip"), *folder.glob(f"{CHECKPOINTS}/checkpoint_*.zip")]
     if not found:
         return {}, []
     newest = max(found, key=lambda path: path.name.rpartition("_")[2])

@@ -10,8 +10,9 @@ import numpy as np
 
 from driftproof.report.bundles import Bundle, curves, shaded
 from driftproof.report.charts import LOG, SHARE, STEPS, TITLED_STEPS, Absent, Chart, Section, band, line, spans_decades
-from driftproof.report.runs import RETURN, Run
+from driftproof.report.runs import Run
 from driftproof.report.series import Array, Life, together
+from driftproof.runs import RETURN
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from itertools import pairwise
 from driftproof.report.bundles import Bundle
 from driftproof.report.charts import number
 from driftproof.report.lineage import takeovers
-from driftproof.report.runs import RETURN, Run
+from driftproof.report.runs import Run
+from driftproof.runs import RETURN
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ import math
 import os
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 from driftproof._files import RunFolderError, bounded_int, open_regular, shortened
 from driftproof._text import printable
-from driftproof.pbt.saved import MAX_COUNT, MAX_MEMBERS
-from driftproof.pbt.work import Row
+from driftproof.runs.population_state import MAX_COUNT, MAX_MEMBERS
+
+Row: TypeAlias = dict[str, float]
+"""What an agent logged after one update, by name; ``"step"`` is how many steps it had taken."""
 
 MAX_LINE = 2**20
 MAX_LINES = 2_000_000

@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from driftproof.pbt import PBTRunner, read_metrics
-from driftproof.pbt.folder import RunFolder
+from driftproof.runs.folder import RunFolder
 from tests.pbt.populations import config, make_agent
 
 

@@ -1,4 +1,4 @@
-"""The folder of a population's run: what it writes, in which order, so that a crash at any moment loses one slice."""
+"""A run folder: what is written to it, in which order, so that a crash at any moment loses one slice."""
 
 from __future__ import annotations
 
@@ -14,19 +14,15 @@ from typing import IO, Any, BinaryIO
 
 from driftproof._files import RunFolderError, damage_told, open_to_append, parse_json, read_bytes, shortened
 from driftproof._text import printable
-from driftproof.pbt.records import Event, write_events
-from driftproof.pbt.saved import VERSION, SavedPopulation
+from driftproof.runs.events import Event, write_events
+from driftproof.runs.layout import EVENTS, MEMBERS, METRICS, POPULATION_STATE, TENSORBOARD, WRITTEN_IN_PLACE, own_file
+from driftproof.runs.population_state import VERSION, SavedPopulation
 from driftproof.state import write_atomically
 from driftproof.state._atomic import remove_abandoned
 
-_STATE = "population_state.json"
 _MEMBER = re.compile(r"member_[0-9]{4,9}_[0-9]{9,18}\.zip")
 _MARK = ".run"
 """Of a run whose members lie elsewhere, in both folders."""
-_OWN = ("members", "checkpoints", "tensorboard", "metrics.jsonl")
-"""What a run appends to and removes files from, never by way of a link. All other files are replaced."""
-
-
 _MAX_MEMBER_BYTES = 8 * 2**30
 
 
@@ -44,13 +40,13 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike[str], members: str | os.PathLike[str] | None = None) -> None:
         self.path = Path(path).absolute()
-        self.members = self.path / "members" if members is None else Path(members).absolute()
+        self.members = self.path / MEMBERS if members is None else Path(members).absolute()
         self._writers: dict[str, Any] = {}
 
     @property
     def is_taken(self) -> bool:
         """Whether there is a run in it."""
-        return (self.path / _STATE).exists()
+        return (self.path / POPULATION_STATE).exists()
 
     @property
     def has_guests(self) -> bool:
@@ -68,8 +64,8 @@ class RunFolder:
         Raises:
             FolderTakenError: Another process is at work on the run, or its members would be among those of another.
         """
-        for name in _OWN:
-            _refuse_link(self.path / name)
+        for name in WRITTEN_IN_PLACE:
+            own_file(self.path, name)
         if self._is_elsewhere and self.is_taken:
             self._check_owner()  # Before anything is made there: the state may name anybody's folder.
         with ExitStack() as stack:
@@ -108,9 +104,9 @@ class RunFolder:
             FileNotFoundError: There is no run.
             RunFolderError: It is damaged, or was written by a newer driftproof.
         """
-        path = self.path / _STATE
+        path = self.path / POPULATION_STATE
         if not os.path.lexists(path):
-            raise FileNotFoundError(f"{self.path} holds no population: there is no {_STATE}")
+            raise FileNotFoundError(f"{self.path} holds no population: there is no {POPULATION_STATE}")
         with damage_told(path, self._advice):
             content = parse_json(read_bytes(path))
             if not isinstance(content, dict):
@@ -128,17 +124,17 @@ class RunFolder:
     @contextmanager
     def explaining(self) -> Iterator[None]:
         """Name the file if what is made of it cannot be."""
-        with damage_told(self.path / _STATE, self._advice):
+        with damage_told(self.path / POPULATION_STATE, self._advice):
             yield
 
     def write_state(self, state: Mapping[str, Any]) -> None:
         """Write where the run is."""
         text = json.dumps({"version": VERSION, **state}, default=_plain, allow_nan=False)
-        write_atomically(self.path / _STATE, [text.encode()], follow_links=False)
+        write_atomically(self.path / POPULATION_STATE, [text.encode()], follow_links=False)
 
     def follow_state(self, events: Iterable[Event], used: Iterable[str]) -> None:
         """Write events, and remove members' states that are not in use, as the state says that was written before."""
-        write_events(self.path / "population.json", events)
+        write_events(self.path / EVENTS, events)
         for name in self._names() - set(used):
             (self.members / name).unlink(missing_ok=True)
 
@@ -159,16 +155,13 @@ class RunFolder:
         """
         if not _MEMBER.fullmatch(name):
             raise RunFolderError(f"{printable(name, 80)!r} is not the name of a member's state")
-        path = self.members / name
-        if path.is_symlink():
-            raise RunFolderError(f"{path} is a link, which a run does not follow; put the file itself there")
-        return path
+        return own_file(self.members, name)
 
     def log(self, member: int | None, rows: Sequence[Mapping[str, float]]) -> None:
         """Append what a member, or the population, measured to ``metrics.jsonl``, and for TensorBoard."""
         if not rows:
             return
-        with open_to_append(self.path / "metrics.jsonl") as file:
+        with open_to_append(self.path / METRICS) as file:
             if not _ends_line(file):
                 file.write(b"\n")  # After a line that an interruption cut short.
             for row in rows:
@@ -185,19 +178,12 @@ class RunFolder:
         if name not in self._writers:
             from torch.utils.tensorboard import SummaryWriter  # takes seconds to import
 
-            folder = self.path / "tensorboard" / name
-            _refuse_link(folder)
-            self._writers[name] = SummaryWriter(str(folder))
+            self._writers[name] = SummaryWriter(str(own_file(self.path / TENSORBOARD, name)))
         return self._writers[name]
 
     def _names(self) -> set[str]:
         """Of members' states, and of nothing else that may lie there."""
         return {path.name for path in self.members.glob("member_*.zip") if _MEMBER.fullmatch(path.name)}
-
-
-def _refuse_link(path: Path) -> None:
-    if path.is_symlink():
-        raise RunFolderError(f"{path} is a link, which a run does not follow; put what it leads to there")
 
 
 def _ends_line(file: BinaryIO) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import ValidationError
 
 from driftproof._files import described, read_json
-from driftproof.pbt.saved import SavedEvent, SavedEvents
+from driftproof.runs.population_state import SavedEvent, SavedEvents
 from driftproof.state import write_atomically
 
 EventKind: TypeAlias = Literal["start", "exploit", "explore", "replace", "undo", "restart"]

@@ -1,0 +1,34 @@
+"""Which member is best, and how well an agent does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def ranking(scores: Sequence[float | None] | npt.NDArray[np.float64], lower_is_better: bool = False) -> list[int]:
+    """Positions of scores, the best first; of equals, the first. ``None`` and NaN come last.
+
+    Args:
+        scores: Performances of members.
+        lower_is_better: Whether the least is the best.
+    """
+    numbers = np.array([math.nan if score is None else score for score in scores], dtype=np.float64)
+    costs = np.where(np.isnan(numbers), math.inf, numbers if lower_is_better else -numbers)
+    order: list[int] = np.argsort(costs, kind="stable").tolist()
+    return order
+
+
+def episode_mean(episodes: Iterable[Mapping[str, Any]] | None, name: str = "r") -> float | None:
+    """Mean over recent episodes; ``None`` if none has ended yet.
+
+    Args:
+        episodes: An agent's ``ep_info_buffer``.
+        name: ``"r"``: of their returns; ``"l"``: of their lengths.
+    """
+    values = [episode[name] for episode in episodes or ()]
+    return float(np.mean(values)) if values else None
