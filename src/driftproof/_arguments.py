@@ -9,7 +9,15 @@ from typing import Any
 
 
 class ArgumentError(ValueError, AssertionError):
-    """An argument that is wrong. Stable-Baselines3 raises ``AssertionError`` for many, which its users catch."""
+    """An argument that is wrong. Stable-Baselines3 raises ``AssertionError`` for many, which its users catch.
+
+    Attributes:
+        name: Name of the argument, where it is known.
+    """
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
 
 
 def check_number(
@@ -26,25 +34,27 @@ def check_number(
         return
     signs = {">=": at_least, ">": above, "<=": at_most, "<": below}
     bounds = " and ".join(f"{sign} {bound:g}" for sign, bound in signs.items() if math.isfinite(bound))
-    raise ArgumentError(f"Invalid {name}: {value!r}; must be a finite number {bounds}")
+    raise ArgumentError(f"Invalid {name}: {value!r}; must be a finite number {bounds}", name)
 
 
-def check_count(name: str, value: Any, *, at_least: int = 0) -> None:
-    """Raise an :class:`ArgumentError` unless ``value`` is a whole number, and large enough."""
-    if not _is_number(value, Integral) or value < at_least:
-        raise ArgumentError(f"Invalid {name}: {value!r}; must be a whole number >= {at_least}")
+def check_count(name: str, value: Any, *, at_least: int = 0, at_most: int | None = None) -> None:
+    """Raise an :class:`ArgumentError` unless ``value`` is a whole number within the bounds."""
+    if _is_number(value, Integral) and at_least <= value and (at_most is None or value <= at_most):
+        return
+    bounds = f">= {at_least}" if at_most is None else f">= {at_least} and <= {at_most}"
+    raise ArgumentError(f"Invalid {name}: {value!r}; must be a whole number {bounds}", name)
 
 
 def check_flag(name: str, value: object) -> None:
     """Raise an :class:`ArgumentError` unless ``value`` is a bool."""
     if not isinstance(value, bool):
-        raise ArgumentError(f"Invalid {name}: {value!r}; must be True or False")
+        raise ArgumentError(f"Invalid {name}: {value!r}; must be True or False", name)
 
 
 def check_option(name: str, value: object, options: Sequence[str]) -> None:
     """Raise an :class:`ArgumentError` unless ``value`` is one of ``options``."""
     if value not in options:
-        raise ArgumentError(f"Invalid {name}: {value!r}; must be one of {', '.join(map(repr, options))}")
+        raise ArgumentError(f"Invalid {name}: {value!r}; must be one of {', '.join(map(repr, options))}", name)
 
 
 def _is_finite(value: Any) -> bool:

@@ -1,129 +1,154 @@
-"""The models know what the agent, its parts and populations take, with the same defaults and bounds."""
+"""Configurations, constructors and documentation know the same settings, since all are made from their definitions."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from dataclasses import MISSING, fields
+import subprocess
+import sys
+import textwrap
 from typing import get_args
 
 import pytest
 from pydantic import ValidationError
 
-from driftproof.adversarial import PerturbationConfig, SAPPOConfig
 from driftproof.config import Config, loads
-from driftproof.config.agent import KLPenaltySection, PolicyName
 from driftproof.config.page import page
-from driftproof.config.population import HyperparamSection
 from driftproof.config.reference import json_schema
-from driftproof.learner.kl import KLPenalty
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
 from driftproof.optim import VarianceGradientScaler
-from driftproof.pbt import HyperparamConfig, PBTConfig
 from driftproof.ppo import DistributionalPPO
-from driftproof.ppo import settings as agent_settings
-
-ELSEWHERE = {
-    "policy": "policy.name",
-    "env": "the section env",
-    "policy_kwargs": "the sections policy and critic",
-    "vgs_kwargs": "the section vgs",
-    "vgs": "the section vgs, item by item",
-    "variance_gradient_scaling": "vgs.enabled",
-    "optimizer_class": "optimizer.name",
-    "optimizer_kwargs": "optimizer.kwargs",
-    "adversarial": "the section adversarial",
-    "learning_rate": "ppo.learning_rate, which is not None there",
-    "tensorboard_log": "tensorboard in the run's folder",
-    "verbose": "the commands show what there is to see",
-    "_init_setup_model": "agents are built whole",
-    "seed": "run.seed, which is never None",
-}
-"""Arguments that have no setting of the same name and default, and what they have instead."""
+from driftproof.settings.agent import HYPERPARAMETERS, AgentSettings
+from driftproof.settings.definition import settings_of
+from driftproof.settings.policy import PolicyName, PolicySettings
+from driftproof.settings.scaling import VGSSettings
 
 
-def parameters(kind):
-    return {name: part.default for name, part in list(inspect.signature(kind).parameters.items())}
+@pytest.mark.parametrize(
+    ("kind", "definition"),
+    [
+        (DistributionalPPO, AgentSettings),
+        (DistributionalPolicy, PolicySettings),
+        (VarianceGradientScaler, VGSSettings),
+    ],
+)
+def test_constructors_show_every_argument(kind, definition):
+    shown = inspect.signature(kind).parameters
+    assert list(shown) == list(settings_of(definition))
+    for name, each in settings_of(definition).items():
+        default = inspect.Parameter.empty if each.default is dataclasses.MISSING else each.default
+        assert shown[name].default == default, name
+        assert shown[name].annotation is not inspect.Parameter.empty, name
+        assert f"{name}: {each.about.doc[:20]}" in kind.__doc__, name
 
 
-def test_every_argument_of_the_agent_has_its_place():
-    config = Config()
-    for name, default in parameters(DistributionalPPO).items():
-        if name in ELSEWHERE:
-            continue
-        owners = [part for part in (config.ppo, config.critic, config.run) if hasattr(part, name)]
-        assert len(owners) == 1, name
-        assert getattr(owners[0], name) == default, name
-    assert config.ppo.learning_rate == agent_settings._DEFAULT_LEARNING_RATE
+def test_the_first_arguments_are_those_of_ppo():
+    from stable_baselines3 import PPO
+
+    ours, theirs = (list(inspect.signature(kind).parameters.values()) for kind in (DistributionalPPO, PPO))
+    shared = {each.name for each in theirs}
+    positional = [each.name for each in ours if each.kind is each.POSITIONAL_OR_KEYWORD]
+    assert positional == [each.name for each in theirs if each.name in positional]
+    assert {"rollout_buffer_class", "rollout_buffer_kwargs"} == shared - {each.name for each in ours}
 
 
-def test_every_argument_of_the_networks_has_its_place():
-    config = Config()
-    for name, default in parameters(DistributionalPolicy).items():
-        if name in ("observation_space", "action_space", "use_sde"):
-            continue
-        owners = [part for part in (config.policy, config.critic) if hasattr(part, name)]
-        assert len(owners) == 1, name
-        if name not in ("activation_fn", "features_extractor_kwargs", "lstm_kwargs", "value_head_kwargs"):
-            assert getattr(owners[0], name) == default, name
+def test_names_of_classes_are_complete():
     assert set(get_args(PolicyName)) == set(NAMED_POLICIES)
 
 
-@pytest.mark.parametrize(
-    ("section", "kind", "missing", "added"),
-    [
-        (Config().vgs, VarianceGradientScaler, {"parameters", "logger"}, set()),
-        (KLPenaltySection(), KLPenalty, {"target", "device"}, set()),
-    ],
-)
-def test_parts_take_what_their_classes_take(section, kind, missing, added):
-    arguments = parameters(kind)
-    assert set(type(section).model_fields) == set(arguments) - missing | added
-    for name in type(section).model_fields:
-        assert getattr(section, name) == arguments[name], name
-
-
-@pytest.mark.parametrize(
-    ("section", "kind", "missing", "added"),
-    [
-        (Config().adversarial, SAPPOConfig, set(), {"enabled"}),
-        (Config().adversarial.perturbation, PerturbationConfig, set(), set()),
-        (
-            Config().pbt,
-            PBTConfig,
-            set(),
-            {"backend", "workers", "resources_per_member", "address", "synchronous", "max_restarts"},
-        ),
-        (HyperparamSection(name="x"), HyperparamConfig, {"is_whole"}, set()),
-    ],
-)
-def test_sections_take_what_their_dataclasses_take(section, kind, missing, added):
-    own = {field.name: field.default for field in fields(kind)}
-    assert set(type(section).model_fields) == set(own) - missing | added
-    for name, default in own.items():
-        if default is not MISSING and name not in ("hyperparams", *missing):
-            assert getattr(section, name) == default, name
-
-
-def test_bounds_are_the_agents():
-    """What the agent refuses the configuration refuses, and what it takes it takes."""
+@pytest.mark.parametrize("name", sorted(HYPERPARAMETERS))
+def test_constructors_and_configurations_have_one_bound(name):
+    """What the one refuses the other refuses, and what it takes it takes."""
     config = Config()
-    for name, bounds in agent_settings.BOUNDS.items():
-        section = "ppo" if hasattr(config.ppo, name) else "critic"
-        for kind, bound in bounds.items():
-            if bound >= agent_settings._LARGE:
-                continue  # Guards against overflow, which the agent alone has.
-            inside = {"at_least": bound, "at_most": bound, "above": bound + 0.5, "below": bound - 0.5}[kind]
-            outside = {"at_least": bound - 1, "at_most": bound + 1, "above": bound, "below": bound}[kind]
-            loads("", [f"{section}.{name}={inside}"])
-            with pytest.raises(ValueError, match=name):
-                loads("", [f"{section}.{name}={outside}"])
-    for name, bounds in agent_settings._VGS_BOUNDS.items():
-        for kind, bound in bounds.items():
-            if bound >= agent_settings._LARGE:
-                continue
-            outside = {"at_least": bound - 1, "at_most": bound + 1, "above": bound, "below": bound}[kind]
-            with pytest.raises(ValueError, match=name):
-                loads("", [f"vgs.{name}={outside}"])
+    section = "ppo" if hasattr(config.ppo, name) else "critic"
+    beside = ["ppo.kl_stop=absolute"]
+    for kind, bound in HYPERPARAMETERS[name].bounds.items():
+        step = max(1, abs(bound) * 1e-6)
+        inside = {"at_least": bound, "at_most": bound, "above": bound + 0.5, "below": bound - 0.5}[kind]
+        outside = {"at_least": bound - step, "at_most": bound + step, "above": bound, "below": bound}[kind]
+        inside, outside = (int(x) if HYPERPARAMETERS[name].is_count else x for x in (inside, outside))
+        loads("", [f"{section}.{name}={inside}", *beside])
+        AgentSettings(**{name: inside})
+        with pytest.raises(ValueError, match=name):
+            loads("", [f"{section}.{name}={outside}", *beside])
+        with pytest.raises(ValueError, match=f"Invalid {name}"):
+            AgentSettings(**{name: outside})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ppo: {kl_stop: fraction}", "ppo.kl_stop: kl_stop='fraction' needs target_kl"),
+        ("ppo: {kl_penalty: true}", "ppo.kl_penalty: kl_penalty needs target_kl"),
+        ("critic: {value_clip_mode: mean_only}", "critic.value_clip_mode: .* needs clip_range_vf"),
+        ("ppo: {ent_coef: 0.001, ent_coef_min: 0.01}", "ppo.ent_coef: ent_coef 0.001 is below ent_coef_min"),
+        ("ppo: {target_kl: 0.1, kl_penalty: {init_coef: 11}}", "Invalid init_coef: 11"),
+        ("policy: {shared_lstm: true}", "shared_lstm=True and enable_critic_lstm=True"),
+        ("critic: {value_head: categorical, v_min: 11}", "critic.v_min: Invalid v_min: 11"),
+    ],
+)
+def test_what_constructors_refuse_together_is_refused_when_a_file_is_read(text, message):
+    with pytest.raises(ValueError, match=message):
+        loads(text)
+
+
+ADD_ONE = """
+import dataclasses
+import driftproof.settings.agent as agent
+from driftproof.settings.definition import settings_of, setting
+
+@dataclasses.dataclass
+class More(agent.AgentSettings):
+    curiosity: float = setting(
+        0.25, "Weight of curiosity. Larger explores more; 0 to 1.", at_least=0, at_most=1, is_hyperparameter=True
+    )
+
+agent.AgentSettings = More
+agent.HYPERPARAMETERS = {name: each for name, each in settings_of(More).items() if each.about.is_hyperparameter}
+
+import inspect, sys
+from driftproof.config import Config, commented_yaml, json_schema, loads
+from driftproof.config.page import page
+assert "torch" not in sys.modules
+assert Config().ppo.curiosity == 0.25
+assert loads("curiosity: 0.5").ppo.curiosity == 0.5
+schema = json_schema()["$defs"]["PPOSection"]["properties"]["curiosity"]
+assert (schema["minimum"], schema["maximum"], schema["default"]) == (0, 1, 0.25)
+assert "Weight of curiosity. Larger explores more" in commented_yaml()
+assert "| `curiosity` | `0.25` | Weight of curiosity." in page()
+try:
+    loads("ppo: {curiosity: 2}", name="my.yaml")
+except ValueError as error:
+    assert str(error) == "my.yaml:1: ppo.curiosity: should be less than or equal to 1, not 2", error
+
+from driftproof.config import build_agent
+from driftproof.pbt import HyperparamConfig, PBTConfig, check_against
+from driftproof.ppo import DistributionalPPO
+assert inspect.signature(DistributionalPPO).parameters["curiosity"].default == 0.25
+assert "curiosity: Weight of curiosity" in DistributionalPPO.__doc__
+try:
+    DistributionalPPO("MlpPolicy", "CartPole-v1", curiosity=2)
+except ValueError as error:
+    assert str(error) == "Invalid curiosity: 2; must be a finite number >= 0 and <= 1", error
+made = build_agent(loads("policy: MlpPolicy\\ncuriosity: 0.5\\nrun: {device: cpu}"))
+assert made.curiosity == made.hyperparams["curiosity"] == made.settings()["curiosity"] == 0.5
+made.hyperparams["curiosity"] = 0.75
+made.save(sys.argv[1])
+assert DistributionalPPO.load(sys.argv[1], device="cpu").curiosity == 0.75
+searched = HyperparamConfig("curiosity", 0.0, 2.0)
+try:
+    check_against(PBTConfig(hyperparams=[searched]), made.hyperparams)
+except ValueError as error:
+    assert "max_value=2.0 would not be in force: Invalid curiosity" in str(error), error
+print("everywhere")
+"""
+
+
+def test_a_setting_that_is_defined_once_is_everywhere(tmp_path):
+    """One field of the definition reaches constructor, YAML, schema, page, registry, search bounds and files."""
+    command = [sys.executable, "-c", textwrap.dedent(ADD_ONE), str(tmp_path / "agent.zip")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "everywhere\n", done.stderr
 
 
 def test_every_setting_is_explained():

@@ -26,7 +26,7 @@ def test_the_commented_defaults_are_the_defaults():
     [
         commented_yaml(),
         "env: CartPole-v1\nvgs_beta: 0.9\noptimizer_class: adam\npopulation_size: 4\nadversarial: true",
-        "ppo: {learning_rate: {kind: linear, start: 0.001}, kl_penalty: true, clip_range_vf: null}",
+        "ppo: {learning_rate: {kind: linear, start: 0.001}, kl_penalty: true, target_kl: 0.1, clip_range_vf: null}",
         "policy: {net_arch: {pi: [1], vf: [2]}}\npbt: {hyperparams: [{name: gamma, values: [0.9, 0.99]}]}",
         *((ROOT / "configs").glob("*.yaml")),
     ],

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftproof._batches import cut
 from driftproof.ppo import DistributionalPPO
+from driftproof.settings.batches import cut
 
 from .scripted import agent, identities, learn, scripted, small_networks
 

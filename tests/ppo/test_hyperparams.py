@@ -173,7 +173,7 @@ def test_unknown_names_get_the_nearest_known(wrong, right):
         hyperparams[wrong] = 0.1
     with pytest.raises(KeyError, match=f"did you mean '{right}'"):
         hyperparams.current(wrong)
-    with pytest.raises(KeyError, match="there are learning_rate, gamma"):
+    with pytest.raises(KeyError, match="there are learning_rate, n_epochs, gamma"):
         hyperparams["zzz"]
 
 

@@ -1,9 +1,10 @@
 """Observations made worse on purpose: attacks, training against them, and evaluation under them."""
 
-from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
+from driftproof.adversarial.attacks import StatePerturbation
 from driftproof.adversarial.evaluation import AttackResult, Robustness, evaluate_under_attack
 from driftproof.adversarial.learned import train_adversary
 from driftproof.adversarial.training import SAPPOConfig
+from driftproof.settings.adversarial import PerturbationConfig
 
 __all__ = [
     "AttackResult",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -13,10 +12,9 @@ from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 from torch import Tensor
 
-from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof._arguments import check_number
 from driftproof._registry import ATTACKS
 from driftproof.adversarial.balls import (
-    NormType,
     Size,
     moved,
     norms,
@@ -27,6 +25,7 @@ from driftproof.adversarial.balls import (
 from driftproof.adversarial.methods import Attack
 from driftproof.nn.types import Observation
 from driftproof.ppo.manifest import storable
+from driftproof.settings.adversarial import PerturbationConfig
 from driftproof.state.generators import torch_generator
 from driftproof.state.schema import Rule, check, numbers, scalar, table, text
 
@@ -39,55 +38,7 @@ _SEED = 0xAD7E25
 """Keeps an attack's random numbers apart from others that come from the same seed."""
 
 
-@storable
-@dataclass(frozen=True)
-class PerturbationConfig:
-    """How far an observation may be moved, and how the worst place for it is searched.
-
-    Distances are in units of what the policy sees: of the normalised observation with ``VecNormalize``, of brightness
-    from 0 to 1 in images that the policy divides by 255.
-
-    Args:
-        epsilon: Radius of the ball. 0: nothing moves.
-        attack_steps: Steps of PGD and SGLD. More find worse places, at the price of a forward and a backward pass each;
-            typically 1 to 10 in training, 10 to 100 in evaluation. FGSM takes one.
-        attack_lr: Length of a step, at this ``epsilon``; where another is in force, steps grow and shrink with it.
-            FGSM's leads to the surface.
-        random_init: Start from a random point in the ball instead of from the clean observation. Objectives whose
-            gradient vanishes there start so in any case.
-        norm_type: ``"linf"``: every number may move by ``epsilon``; ``"l2"``: all of an observation together, each
-            part of a dictionary by itself.
-        clip_min: Perturbed observations are never below it, unless the clean one is, and then no further; ``None``:
-            any.
-        clip_max: The same above.
-        attack_method: ``"pgd"``, projected gradient ascent; ``"fgsm"``, one step to the surface; ``"sgld"``, ascent
-            with noise that fades; the name of one in an installed package, or a subclass of
-            :class:`driftproof.adversarial.methods.Attack`.
-    """
-
-    epsilon: float = 0.075
-    attack_steps: int = 3
-    attack_lr: float = 0.03
-    random_init: bool = True
-    norm_type: NormType = "linf"
-    clip_min: float | None = None
-    clip_max: float | None = None
-    attack_method: str | type[Attack] = "pgd"
-
-    def __post_init__(self) -> None:
-        check_number("epsilon", self.epsilon, at_least=0)
-        check_count("attack_steps", self.attack_steps, at_least=1)
-        check_number("attack_lr", self.attack_lr, above=0)
-        check_flag("random_init", self.random_init)
-        check_option("norm_type", self.norm_type, get_args(NormType))
-        ATTACKS.load(self.attack_method)
-        if isinstance(self.attack_method, str):
-            object.__setattr__(self, "attack_method", ATTACKS.name(self.attack_method))
-        for name in ("clip_min", "clip_max"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name))
-        if self.clip_min is not None and self.clip_max is not None and not self.clip_min < self.clip_max:
-            raise ValueError(f"clip_min={self.clip_min!r} must be below clip_max={self.clip_max!r}")
+storable(PerturbationConfig)
 
 
 class _Part(NamedTuple):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-NormType: TypeAlias = Literal["linf", "l2"]
+from driftproof.settings.adversarial import NormType
+
 Size: TypeAlias = float | Tensor
 
 _INSIDE = 1 - 1e-6

@@ -12,11 +12,12 @@ import torch
 from stable_baselines3.common.type_aliases import GymEnv
 
 from driftproof._arguments import check_count, check_number, check_option
-from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
+from driftproof.adversarial.attacks import StatePerturbation
 from driftproof.adversarial.learned import LearnedAttack, check_adversary, perturbation_of, train_adversary
 from driftproof.adversarial.playing import Flags, Perturb, Player, as_the_agent_sees_it, play
 from driftproof.nn.types import Observation
 from driftproof.ppo import DistributionalPPO
+from driftproof.settings.adversarial import PerturbationConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

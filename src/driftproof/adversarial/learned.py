@@ -15,12 +15,12 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from driftproof._arguments import check_count, check_number
-from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
-from driftproof.adversarial.balls import NormType
+from driftproof.adversarial.attacks import StatePerturbation
 from driftproof.adversarial.playing import Flags, Player, as_the_agent_sees_it, resets
 from driftproof.nn.types import Observation
 from driftproof.ppo import DistributionalPPO
 from driftproof.ppo.generators import unchanged_generators
+from driftproof.settings.adversarial import NormType, PerturbationConfig
 
 _ROLLOUT, _BATCH, _SEQUENCE = 2048, 256, 32
 """Steps of all environments together between an adversary's updates and in its minibatches, at most; of a sequence."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from driftproof.adversarial.balls import Size, unit_scale
 
 if TYPE_CHECKING:
-    from driftproof.adversarial.attacks import PerturbationConfig
+    from driftproof.settings.adversarial import PerturbationConfig
 
 
 class Attack:

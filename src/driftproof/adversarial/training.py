@@ -4,38 +4,32 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from driftproof._arguments import check_count, check_flag, check_number, check_option
 from driftproof._members import Number
-from driftproof._unused import (
-    ADVERSARY_DEFAULTS,
-    ATTACK_DEFAULTS,
-    refuse_unused,
-    unused_by_adversary,
-    unused_by_training_attack,
-    without_unused,
-)
-from driftproof.adversarial.attacks import PerturbationConfig, StatePerturbation
+from driftproof.adversarial.attacks import StatePerturbation
 from driftproof.learner.adversary import Adversary
-from driftproof.learner.hyperparams import Hyperparameter, base_and_schedule
+from driftproof.learner.hyperparams import Hyperparameter
 from driftproof.learner.losses import mean
 from driftproof.learner.rollout import Minibatch
 from driftproof.nn.distributions import Gaussian
 from driftproof.nn.policies import DistributionalPolicy
 from driftproof.nn.types import Evaluation, Observation, map_observation
-from driftproof.ppo import Cosine, Linear
 from driftproof.ppo.manifest import storable
+from driftproof.settings.adversarial import (
+    AdversarialSettings,
+    PerturbationConfig,
+    unused_by_adversary,
+    unused_by_training_attack,
+)
+from driftproof.settings.definition import documented, settings_of
+from driftproof.settings.schedules import Cosine, Linear, base_and_schedule
+from driftproof.settings.unused import without_unused
 from driftproof.state.schema import anything, check, count, table
-
-EpsilonSchedule: TypeAlias = Literal["constant", "linear", "cosine"]
-
-_LARGE = 1e6
-"""Whatever is larger is no radius and no weight of a loss, but a mistake."""
 
 _FICKLE = (
     *(nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU),
@@ -47,52 +41,14 @@ _STEADY = ("torch", "stable_baselines3", "driftproof")
 
 
 @storable
+@documented(AdversarialSettings)
 @dataclass(frozen=True)
-class SAPPOConfig:
+class SAPPOConfig(AdversarialSettings):
     """Settings of adversarial training, for ``DistributionalPPO(..., adversarial=SAPPOConfig(...))``.
 
     PPO learns from clean observations. Added to its loss is how much the policy's distribution changes at worst when
     they are moved a little: SA-PPO (Zhang et al., 2020, arXiv 2003.08938).
-
-    Args:
-        adversarial_ratio: Share of each minibatch that is attacked; at least one sequence unless it is 0. More is
-            steadier and slower.
-        robust_kl_coef: Weight of KL(clean‖attacked), and times ``vf_coef`` of the critics' difference. More makes the
-            policy smoother, at some point too smooth to do its task. Typically 0.01 to 3.
-        warmup_updates: Updates before the first attack, in which the policy finds out what there is to defend.
-        attack_policy: Whether the distribution of actions is attacked and smoothed.
-        attack_value: Whether the critics' predictions are.
-        epsilon_schedule: How the radius goes from that of ``perturbation`` to ``epsilon_final`` over training.
-        epsilon_final: Where it ends, unless constant. It may be the larger: attacks then begin gently.
-        perturbation: How far observations are moved at first, and how the worst place is searched.
     """
-
-    adversarial_ratio: float = 0.5
-    robust_kl_coef: float = 0.1
-    warmup_updates: int = 10
-    attack_policy: bool = True
-    attack_value: bool = True
-    epsilon_schedule: EpsilonSchedule = "constant"
-    epsilon_final: float = 0.05
-    perturbation: PerturbationConfig = field(default_factory=PerturbationConfig)
-
-    def __post_init__(self) -> None:
-        check_number("adversarial_ratio", self.adversarial_ratio, at_least=0, at_most=1)
-        check_number("robust_kl_coef", self.robust_kl_coef, at_least=0)
-        check_count("warmup_updates", self.warmup_updates)
-        check_flag("attack_policy", self.attack_policy)
-        check_flag("attack_value", self.attack_value)
-        check_option("epsilon_schedule", self.epsilon_schedule, get_args(EpsilonSchedule))
-        check_number("epsilon_final", self.epsilon_final, at_least=0)
-        if not isinstance(self.perturbation, PerturbationConfig):
-            raise TypeError(f"perturbation must be a PerturbationConfig, not {self.perturbation!r}")
-        if not (self.attack_policy or self.attack_value):
-            raise ValueError("attack_policy=False and attack_value=False leave nothing to attack: give one of them")
-        refuse_unused(vars(self), ADVERSARY_DEFAULTS, unused_by_adversary(vars(self)))
-        attack = vars(self.perturbation)
-        refuse_unused(attack, ATTACK_DEFAULTS, unused_by_training_attack(attack), "perturbation: ")
-        if self.epsilon_schedule != "constant" and self.perturbation.epsilon == 0 == self.epsilon_final:
-            raise ValueError(f"epsilon_schedule={self.epsilon_schedule!r} leads from an epsilon of 0 to one of 0")
 
     @classmethod
     def from_file(cls, fields: Mapping[str, Any]) -> SAPPOConfig:
@@ -142,12 +98,12 @@ class SmoothnessAdversary(Adversary):
         if config.epsilon_schedule != "constant":
             schedule = Linear if config.epsilon_schedule == "linear" else Cosine
             base, factor = base_and_schedule("epsilon", schedule(epsilon, config.epsilon_final))
-        bounds = {"at_least": 0.0, "at_most": _LARGE}
+        radius, weight = settings_of(PerturbationConfig)["epsilon"], settings_of(SAPPOConfig)["robust_kl_coef"]
         needed = None if config.adversarial_ratio > 0 else "an adversarial_ratio above 0"
         return {
-            "epsilon": Hyperparameter(base, bounds, schedule=factor, apply=_setter(self.epsilon), unused=needed),
+            "epsilon": Hyperparameter(base, radius.bounds, schedule=factor, apply=_setter(self.epsilon), unused=needed),
             "robust_kl_coef": Hyperparameter(
-                config.robust_kl_coef, bounds, apply=_setter(self.coefficient), unused=needed
+                config.robust_kl_coef, weight.bounds, apply=_setter(self.coefficient), unused=needed
             ),
         }
 

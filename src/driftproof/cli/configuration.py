@@ -57,7 +57,7 @@ def _migrate(path: Path) -> None:
 
 def _check(settings: Config) -> None:
     from driftproof.config import check
-    from driftproof.config.population import PBTSection
+    from driftproof.config.sections import PBTSection
 
     searches = settings.pbt != PBTSection()
     agent = check(settings, is_population=searches)

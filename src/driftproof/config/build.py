@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING, Any
 from driftproof._files import RunFolderError
 from driftproof._signals import follow_parent, left_to_this_process
 from driftproof._trust import OWN, Trust
-from driftproof.config._types import FromTo
-from driftproof.config.agent import KLPenaltySection, Widths
 from driftproof.config.files import ConfigError
-from driftproof.config.model import OF_MEMORY, OF_SDE, Config
+from driftproof.config.model import Config
 from driftproof.config.names import check_address, check_names, chosen, features_extractor, make_env, told
 from driftproof.config.resuming import check_is_of
-from driftproof.config.world import EnvSection
+from driftproof.config.sections import EnvSection
+from driftproof.settings.adversarial import PerturbationConfig
+from driftproof.settings.agent import AgentSettings
+from driftproof.settings.definition import settings_of
+from driftproof.settings.policy import PolicySettings, unused_by_policy
+from driftproof.settings.population import HyperparamConfig, PBTConfig
 
 if TYPE_CHECKING:
     import gymnasium
     from stable_baselines3.common.vec_env import VecEnv
 
-    from driftproof.pbt import Backend, PBTConfig, PBTRunner
+    from driftproof.pbt import Backend, PBTRunner
     from driftproof.ppo import DistributionalPPO
 
 _SEEDS_APART = 10_000
@@ -83,7 +86,7 @@ class AgentMaker:
 
 def seed_of(config: Config, member: int = 0) -> int:
     """A member's seed; the first one's is the run's."""
-    return config.run.seed + _SEEDS_APART * member
+    return int(config.run.seed) + _SEEDS_APART * member
 
 
 def build_env(
@@ -227,13 +230,9 @@ def build_population(
 
 def population_config(config: Config) -> PBTConfig:
     """What a population searches for, and how."""
-    from driftproof.pbt import HyperparamConfig, PBTConfig
-
-    values = config.pbt.model_dump(
-        exclude={"backend", "workers", "resources_per_member", "address", "synchronous", "max_restarts", "hyperparams"}
-    )
+    values = config.pbt.model_dump(include=set(settings_of(PBTConfig)))
     with _as_config_error("pbt"):
-        searched = [HyperparamConfig(**item.model_dump()) for item in config.pbt.hyperparams]
+        searched = [HyperparamConfig(**item) for item in values.pop("hyperparams")]
         values["explore_method"] = chosen(config, "pbt.explore_method")
         return PBTConfig(**values, hyperparams=searched)
 
@@ -263,12 +262,7 @@ def check(config: Config, is_population: bool = False) -> DistributionalPPO:
 
 def agent_arguments(config: Config) -> dict[str, Any]:
     """Arguments of :class:`driftproof.ppo.DistributionalPPO`, but for its environment and seed."""
-    ppo, critic, policy, run = config.ppo, config.critic, config.policy, config.run
-    arguments = {name: _argument(getattr(ppo, name)) for name in type(ppo).model_fields}
-    if isinstance(ppo.kl_penalty, KLPenaltySection):
-        arguments["kl_penalty"] = ppo.kl_penalty.model_dump()
-    arguments |= {name: getattr(critic, name) for name in ("value_clip_mode", "cvar_alpha", "return_scale_decay")}
-    arguments |= {"policy": policy.name, "policy_kwargs": _policy_kwargs(config)}
+    arguments = config.arguments(AgentSettings) | {"policy_kwargs": _policy_kwargs(config)}
     arguments["optimizer_class"] = chosen(config, "optimizer.name")
     arguments["optimizer_kwargs"] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in config.optimizer.kwargs.items()
@@ -277,15 +271,15 @@ def agent_arguments(config: Config) -> dict[str, Any]:
     if config.vgs.enabled:
         arguments["vgs_kwargs"] = config.vgs.model_dump(exclude={"enabled"})
     if config.adversarial.enabled:
-        from driftproof.adversarial import PerturbationConfig, SAPPOConfig
+        from driftproof.adversarial import SAPPOConfig
 
-        values = config.adversarial.model_dump(exclude={"enabled", "perturbation"})
+        values = config.adversarial.model_dump(exclude={"enabled"})
         with _as_config_error("adversarial"):
-            attack = config.adversarial.perturbation.model_dump()
+            attack = values.pop("perturbation")
             attack["attack_method"] = chosen(config, "adversarial.perturbation.attack_method")
             perturbation = PerturbationConfig(**attack)
             arguments["adversarial"] = SAPPOConfig(**values, perturbation=perturbation)
-    return arguments | {"stats_window_size": run.stats_window_size, "device": run.device}
+    return arguments | {"device": config.run.device}
 
 
 def _check_device(config: Config) -> None:
@@ -307,32 +301,14 @@ def _check_actions(config: Config, action_space: gymnasium.Space[Any]) -> None:
                 raise ConfigError([f"policy.{name}: {value!r} {unused}; remove it"])
 
 
-def _argument(value: Any) -> Any:
-    if isinstance(value, FromTo):
-        from driftproof.ppo import Cosine, Linear
-
-        return {"linear": Linear, "cosine": Cosine}[value.kind](value.start, value.end)
-    return value
-
-
 def _policy_kwargs(config: Config) -> dict[str, Any]:
     from torch import nn
 
-    policy, critic = config.policy, config.critic
-    kwargs: dict[str, Any] = {
-        "core": chosen(config, "policy.core"),
-        "activation_fn": getattr(nn, ACTIVATIONS[policy.activation_fn]),
-    }
-    kwargs["net_arch"] = policy.net_arch.model_dump() if isinstance(policy.net_arch, Widths) else policy.net_arch
-    names = ("ortho_init", "features_extractor_kwargs", "share_features_extractor", "normalize_images")
-    for name in (*names, "log_std_init", *OF_SDE, "squash_output", *(OF_MEMORY if policy.has_memory else ())):
-        kwargs[name] = getattr(policy, name)
-    if (extractor := features_extractor(config)) is not None:
-        kwargs["features_extractor_class"] = extractor
-    options = {"quantile": ("num_quantiles", "huber_kappa"), "categorical": ("num_atoms", "v_min", "v_max")}
-    head = options.get(critic.value_head, ())
-    kwargs |= {name: getattr(critic, name) for name in ("twin_critics", "value_head_kwargs", *head)}
-    return kwargs | {"value_head": chosen(config, "critic.value_head")}
+    unused = unused_by_policy(config.critic.value_head, config.has_memory, use_sde=True)
+    kwargs = {name: value for name, value in config.arguments(PolicySettings).items() if name not in unused}
+    kwargs["activation_fn"] = getattr(nn, ACTIVATIONS[kwargs["activation_fn"]])
+    kwargs["features_extractor_class"] = features_extractor(config)
+    return kwargs | {"core": chosen(config, "policy.core"), "value_head": chosen(config, "critic.value_head")}
 
 
 def _metric(name: str) -> Callable[[DistributionalPPO], float]:

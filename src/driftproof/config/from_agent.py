@@ -8,11 +8,11 @@ from typing import Any
 import yaml
 
 from driftproof._trust import Trust
-from driftproof.config.agent import CriticSection, PolicySection, PPOSection
 from driftproof.config.build import ACTIVATIONS
 from driftproof.config.files import ConfigError, loads
 from driftproof.config.model import Config
 from driftproof.config.names import EXTRACTORS
+from driftproof.config.sections import CriticSection, PolicySection, PPOSection
 
 _SCHEDULES = {"Linear": "linear", "Cosine": "cosine"}
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, get_args
 from pydantic import BaseModel
 
 from driftproof.config import earlier
+from driftproof.settings.optimizers import OPTIONS
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -33,11 +34,8 @@ _EXPLICIT: dict[str, Path] = {
 }
 _ARGUMENTS = {"vgs_kwargs": ("vgs", "vgs_"), "policy_kwargs": ("policy", "")}
 """Arguments of the agent that hold several settings: their section, and what makes flat names of theirs."""
-_OPTIMIZER_OPTIONS = (
-    *("sigma", "beta1", "beta2", "betas", "beta_utility", "temperature", "weight_decay", "momentum", "dampening"),
-    *("adaptive_noise", "noise_beta", "noise_reference", "min_noise_std", "instant_noise_scale", "nesterov", "amsgrad"),
-)
-"""Arguments of optimizers, in ``optimizer.kwargs``."""
+_ARGUMENTS = {"vgs_kwargs": ("vgs", "vgs_"), "policy_kwargs": ("policy", "")}
+"""Arguments of the agent that hold several settings: their section, and what makes flat names of theirs."""
 _TOO_SHORT = ("id", "drift", "core")
 """Say nothing without their section."""
 
@@ -184,7 +182,7 @@ def nearest(path: Path) -> str:
         return f"did you mean {dotted((*section, near[0]))}?"
     if name in elsewhere:
         return f"it is {dotted(elsewhere[name])}"
-    if name in _OPTIMIZER_OPTIONS:
+    if name in OPTIONS:
         return f"it is optimizer.kwargs.{name}"
     if near := difflib.get_close_matches(name, siblings, n=1):
         return f"did you mean {dotted((*section, near[0]))}?"

@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from driftproof._batches import STEPS_AND_BATCH, Batches, cut
-from driftproof._trust import OWN, Trust
-from driftproof._unused import (
-    ADVERSARY_DEFAULTS,
-    ATTACK_DEFAULTS,
-    EXPLORE_DEFAULTS,
-    OPTIMIZER_DEFAULTS,
-    given_in_vain,
+from driftproof._arguments import ArgumentError
+from driftproof._trust import OWN, Trust, UntrustedError
+from driftproof.config.keys import dotted, flat_keys, placed
+from driftproof.config.sections import (
+    AdversarialSection,
+    CriticSection,
+    EnvSection,
+    FromTo,
+    OptimizerSection,
+    PBTSection,
+    PolicySection,
+    PPOSection,
+    RunSection,
+    Section,
+    VGSSection,
+    place_of,
+)
+from driftproof.settings.adversarial import (
+    AdversarialSettings,
+    PerturbationConfig,
     unused_by_adversary,
-    unused_by_optimizer,
-    unused_by_search,
     unused_by_training_attack,
 )
-from driftproof.config._types import Section
-from driftproof.config.agent import CriticSection, OptimizerSection, PolicySection, PPOSection, VGSSection
-from driftproof.config.keys import placed
-from driftproof.config.population import PBTSection
-from driftproof.config.world import AdversarialSection, EnvSection, RunSection
-
-_OF_HEAD = {"num_quantiles": "quantile", "huber_kappa": "quantile"} | dict.fromkeys(
-    ("num_atoms", "v_min", "v_max"), "categorical"
-)
-OF_MEMORY = (
-    *("lstm_hidden_size", "n_lstm_layers", "lstm_kwargs"),
-    *("shared_recurrence", "shared_lstm", "enable_critic_lstm"),
-)
-OF_SDE = ("full_std", "use_expln")
+from driftproof.settings.agent import AgentSettings
+from driftproof.settings.batches import STEPS_AND_BATCH, Batches, cut
+from driftproof.settings.definition import defaults_of, settings_of
+from driftproof.settings.optimizers import DEFAULTS, unused_by_optimizer
+from driftproof.settings.policy import PolicySettings, unused_by_policy
+from driftproof.settings.population import HyperparamConfig, unused_by_search
+from driftproof.settings.schedules import Cosine, Linear
+from driftproof.settings.unused import given_in_vain
 
 
 class SettingError(ValueError):
@@ -72,35 +77,47 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Config:
-        for name, head in _OF_HEAD.items():
-            if self.critic.value_head != head:
-                _check_default(self.critic, f"critic.{name}", f"for critic.value_head: {head}")
-        if not self.policy.has_memory:
-            with_memory = f"for policies with memory; {self.policy.name} has none"
-            for name in OF_MEMORY:
-                _check_default(self.policy, f"policy.{name}", with_memory)
-            if self.ppo.sequence_length != 1:
-                _check_default(self.ppo, "ppo.sequence_length", with_memory)
-        if not self.ppo.use_sde:
-            for section, path in (
-                (self.ppo, "ppo.sde_sample_freq"),
-                *((self.policy, f"policy.{name}") for name in OF_SDE),
-            ):
-                _check_default(section, path, "for ppo.use_sde: true")
+        _check_networks(self)
         if not self.env.normalize_observations:
             _check_default(self.env, "env.clip_observations", "for env.normalize_observations: true")
-        if self.policy.net_arch == []:
-            _check_default(self.policy, "policy.activation_fn", "for layers in policy.net_arch")
-        if not self.env.drift:
-            _check_default(self.env, "env.drift_seed", "for env.drift")
+        _check_drift(self.env)
         if not self.vgs.enabled:
             _check_defaults(self.vgs, "vgs", "for vgs.enabled: true")
-        _check_optimizer(self.optimizer)
+        unused = unused_by_optimizer(self.optimizer.name, self.optimizer.kwargs)
+        _refuse(self.optimizer.kwargs, DEFAULTS, unused, "optimizer.kwargs")
         _check_adversarial(self.adversarial)
         _check_search(self.pbt)
         _check_backend(self.pbt)
         _ = self.batches
+        self._check_as_constructors_do()
         return self
+
+    def _check_as_constructors_do(self) -> None:
+        """Refuse what constructors of the agent and its networks would refuse."""
+        for definition, spaces in ((AgentSettings, {}), (PolicySettings, _NO_SPACES)):
+            values = self.arguments(definition)
+            try:
+                definition(**spaces, **values)
+            except ArgumentError as error:
+                known = settings_of(definition)
+                section, key = place_of(definition, known[error.name]) if error.name in known else ("policy", "name")
+                raise SettingError(f"{section}.{key}", str(error)) from error
+
+    def arguments(self, definition: type[Any]) -> dict[str, Any]:
+        """Arguments of a constructor that configurations have, by name. Classes are named."""
+        arguments = {}
+        for name, each in settings_of(definition).items():
+            if each.about.in_files:
+                section, key = place_of(definition, each)
+                arguments[name] = _argument(getattr(getattr(self, section), key))
+        return arguments
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the policy is recurrent."""
+        if self.policy.core is not None:
+            return bool(self.policy.core != "none")
+        return "Lstm" in self.policy.name or "Gru" in self.policy.name
 
     @property
     def trust(self) -> Trust:
@@ -116,13 +133,13 @@ class Config(Section):
     @property
     def n_steps(self) -> int:
         """Steps of every environment between updates."""
-        given = self.ppo.n_steps
-        return STEPS_AND_BATCH[self.policy.has_memory][0] if given is None else given
+        given: int | None = self.ppo.n_steps
+        return STEPS_AND_BATCH[self.has_memory][0] if given is None else given
 
     @property
     def batches(self) -> Batches:
         """How a rollout is cut into sequences and minibatches."""
-        given, has_memory = self.ppo.batch_size, self.policy.has_memory
+        given, has_memory = self.ppo.batch_size, self.has_memory
         batch_size = STEPS_AND_BATCH[has_memory][1] if given is None else given
         try:
             return cut(self.n_steps, self.env.n_envs, batch_size, self.ppo.sequence_length, has_memory)
@@ -132,12 +149,12 @@ class Config(Section):
     @property
     def steps_per_update(self) -> int:
         """Environment steps between updates."""
-        return self.n_steps * self.env.n_envs
+        return self.n_steps * int(self.env.n_envs)
 
     @property
     def total_updates(self) -> int:
         """Updates that make up the training: whole rollouts."""
-        return -(-self.run.total_timesteps // self.steps_per_update)
+        return -(-int(self.run.total_timesteps) // self.steps_per_update)
 
 
 def _check_backend(pbt: PBTSection) -> None:
@@ -149,9 +166,41 @@ def _check_backend(pbt: PBTSection) -> None:
             _check_default(pbt, f"pbt.{name}", "for pbt.backend: ray")
 
 
-def _check_optimizer(optimizer: OptimizerSection) -> None:
-    unused = unused_by_optimizer(optimizer.name, optimizer.kwargs)
-    _refuse(optimizer.kwargs, OPTIMIZER_DEFAULTS, unused, "optimizer.kwargs")
+def _check_networks(config: Config) -> None:
+    """Refuse settings of the networks that have no effect beside others."""
+    policy, critic, ppo = config.policy, config.critic, config.ppo
+    needed = unused_by_policy(critic.value_head, config.has_memory, ppo.use_sde)
+    unused = {name: _as_in_files(text) for name, text in needed.items()}
+    defaults = defaults_of(PolicySettings)
+    for section, part in (("policy", policy), ("critic", critic)):
+        _refuse(dict(part), defaults | {name: {} for name in defaults if name.endswith("kwargs")}, unused, section)
+    if not config.has_memory and ppo.sequence_length != 1:
+        _check_default(ppo, "ppo.sequence_length", f"for policies with memory; {policy.name} has none")
+    if not ppo.use_sde:
+        _check_default(ppo, "ppo.sde_sample_freq", "for ppo.use_sde: true")
+    if policy.net_arch == []:
+        _check_default(policy, "policy.activation_fn", "for layers in policy.net_arch")
+
+
+def _as_in_files(text: str) -> str:
+    """``use_sde=True`` as ``ppo.use_sde: true``."""
+    known = flat_keys()
+    return re.sub(r"(\w+)='?(\w+)'?", lambda found: f"{dotted(known[found[1]])}: {found[2].lower()}", text)
+
+
+def _check_drift(env: EnvSection) -> None:
+    if not env.drift:
+        _check_default(env, "env.drift_seed", "for env.drift")
+        return
+    from driftproof.envs import change
+
+    for spec in env.drift:
+        try:
+            change(spec)
+        except UntrustedError:
+            continue  # Whether its module may be imported is known when the environment is made.
+        except (TypeError, ValueError) as error:
+            raise SettingError("env.drift", str(error)) from error
 
 
 def _check_adversarial(adversarial: AdversarialSection) -> None:
@@ -161,19 +210,29 @@ def _check_adversarial(adversarial: AdversarialSection) -> None:
     if adversarial.adversarial_ratio == 0:
         raise SettingError("adversarial.adversarial_ratio", "0 attacks nothing: use adversarial.enabled: false")
     values, attack = dict(adversarial), dict(adversarial.perturbation)
-    _refuse(values, ADVERSARY_DEFAULTS, unused_by_adversary(values), "adversarial")
-    _refuse(attack, ATTACK_DEFAULTS, unused_by_training_attack(attack), "adversarial.perturbation")
+    _refuse(values, defaults_of(AdversarialSettings), unused_by_adversary(values), "adversarial")
+    _refuse(attack, defaults_of(PerturbationConfig), unused_by_training_attack(attack), "adversarial.perturbation")
 
 
 def _check_search(pbt: PBTSection) -> None:
     for index, item in enumerate(pbt.hyperparams):
         unused = unused_by_search(pbt.explore_method, item.values is not None)
-        _refuse(dict(item), EXPLORE_DEFAULTS, unused, f"pbt.hyperparams.{index}")
+        _refuse(dict(item), defaults_of(HyperparamConfig), unused, f"pbt.hyperparams.{index}")
 
 
 def _refuse(given: Mapping[str, Any], defaults: Mapping[str, Any], unused: Mapping[str, str], place: str) -> None:
     for name, problem in given_in_vain(given, defaults, unused):
         raise SettingError(f"{place}.{name}", problem)
+
+
+def _argument(value: Any) -> Any:
+    """What a constructor takes for what a configuration says."""
+    if isinstance(value, FromTo):
+        return {"linear": Linear, "cosine": Cosine}[value.kind](value.start, value.end)
+    return value.model_dump() if isinstance(value, Section) else value
+
+
+_NO_SPACES: dict[str, Any] = {"observation_space": None, "action_space": None}
 
 
 def _check_defaults(section: Section, path: str, what_for: str) -> None:

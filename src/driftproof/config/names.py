@@ -16,7 +16,7 @@ from driftproof._trust import Kind, Trust, UntrustedError, WrongKindError
 from driftproof.config.files import ConfigError
 from driftproof.config.keys import at
 from driftproof.config.model import Config
-from driftproof.config.world import EnvSection
+from driftproof.config.sections import EnvSection
 
 if TYPE_CHECKING:
     import gymnasium

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from driftproof.config import earlier, keys
-from driftproof.config._types import FromTo
-from driftproof.config.agent import KLPenaltySection
 from driftproof.config.files import plain_yaml
 from driftproof.config.model import Config
-from driftproof.config.population import HyperparamSection
 from driftproof.config.reference import doc, options, plain
+from driftproof.config.sections import FromTo, HyperparamSection, KLPenaltySection
 
 _INTRODUCTION = """\
 # Configuration

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from driftproof._arguments import check_count, check_number, check_option
-from driftproof._members import Number, check_numbers, listed, member_shape
+from driftproof._members import Number, member_shape
+from driftproof.settings.agent import EntropySettings
+from driftproof.settings.definition import argument, documented, takes
 from driftproof.state.schema import check, count, number, numbers, optional, table
-
-DecayStart: TypeAlias = Literal["immediately", "plateau"]
 
 _PATIENCE = 10
 
 
+@dataclass(kw_only=True)
+class EntropyArguments(EntropySettings):
+    """Arguments of the schedule."""
+
+    plateau_tolerance: float = argument(0.01, "Relative improvement of the mean return that counts as one.", at_least=0)
+    members: int | None = argument(
+        None, "How many agents it serves, with numbers [M]. None: one, with plain numbers.", at_least=1
+    )
+
+
+@documented(EntropyArguments)
 class EntropySchedule:
     """Decays the entropy coefficient linearly, and boosts it while the critic explains little.
 
@@ -24,66 +35,22 @@ class EntropySchedule:
     coefficient goes from its base to ``ent_coef_final`` as the remaining progress goes to 0 and is kept at
     ``ent_coef_min`` or above; while the explained variance is below ``ent_boost_below`` it is multiplied by
     ``ent_boost_factor``, up to ``ent_boost_cap``. A cap does not lower a coefficient that is above it without a boost.
-
-    Args:
-        ent_coef_final: Coefficient at the end of training; ``None``: stays at the base.
-        ent_coef_min: Least coefficient.
-        ent_coef_start: When the decay begins: ``"immediately"``, or on a ``"plateau"`` of the mean return, from
-            wherever training is by then.
-        ent_plateau_patience: Updates without improvement that make a plateau. Larger: later, and less easily fooled.
-            ``None``: 10.
-        ent_boost_factor: Factor while the explained variance is bad, at least 1; 1: no boost.
-        ent_boost_below: Explained variance that is bad; ``None``: 0.
-        ent_boost_cap: Largest coefficient that a boost leads to; ``None``: any.
-        plateau_tolerance: Relative improvement of the mean return that counts as one.
-        members: How many agents it serves, with numbers ``[M]``; ``None``: one, with plain numbers.
     """
 
-    def __init__(
-        self,
-        ent_coef_final: Number | None = None,
-        ent_coef_min: Number = 0.0,
-        ent_coef_start: DecayStart = "immediately",
-        ent_plateau_patience: int | None = None,
-        ent_boost_factor: Number = 1.0,
-        ent_boost_below: Number | None = None,
-        ent_boost_cap: Number | None = None,
-        plateau_tolerance: Number = 0.01,
-        members: int | None = None,
-    ) -> None:
-        check_numbers("ent_coef_min", ent_coef_min, at_least=0)
-        check_option("ent_coef_start", ent_coef_start, get_args(DecayStart))
-        check_numbers("ent_boost_factor", ent_boost_factor, at_least=1)
-        check_numbers("plateau_tolerance", plateau_tolerance, at_least=0)
-        if ent_coef_final is not None:
-            check_numbers("ent_coef_final", ent_coef_final, at_least=ent_coef_min)
-        elif ent_coef_start == "plateau":
-            raise ValueError('ent_coef_start="plateau" is the start of a decay: give ent_coef_final, where it leads to')
-        if ent_plateau_patience is not None:
-            check_count("ent_plateau_patience", ent_plateau_patience, at_least=1)
-            if ent_coef_start != "plateau":
-                raise ValueError(
-                    f'ent_plateau_patience={ent_plateau_patience} waits for a plateau: give ent_coef_start="plateau"'
-                )
-        if ent_boost_below is not None:
-            check_numbers("ent_boost_below", ent_boost_below, at_most=1)
-        if ent_boost_cap is not None:
-            check_numbers("ent_boost_cap", ent_boost_cap, at_least=ent_coef_min)
-        for name, given in {"ent_boost_below": ent_boost_below, "ent_boost_cap": ent_boost_cap}.items():
-            if given is not None and max(listed(ent_boost_factor)) == 1:
-                raise ValueError(f"{name}={given!r} is for a boost: give an ent_boost_factor above 1")
-        self.final = ent_coef_final
-        self.minimum = ent_coef_min
-        self.start: DecayStart = ent_coef_start
-        self.plateau_patience = _PATIENCE if ent_plateau_patience is None else ent_plateau_patience
-        self.plateau_tolerance = plateau_tolerance
-        self.boost_factor = ent_boost_factor
-        self.boost_below = 0.0 if ent_boost_below is None else ent_boost_below
-        self.boost_cap = ent_boost_cap
-        self.members = members
+    @takes(EntropyArguments)
+    def __init__(self, given: EntropyArguments) -> None:
+        self.final: Number | None = given.ent_coef_final
+        self.minimum: Number = given.ent_coef_min
+        self.start = given.ent_coef_start
+        self.plateau_patience = _PATIENCE if given.ent_plateau_patience is None else given.ent_plateau_patience
+        self.plateau_tolerance: Number = given.plateau_tolerance
+        self.boost_factor: Number = given.ent_boost_factor
+        self.boost_below: Number = 0.0 if given.ent_boost_below is None else given.ent_boost_below
+        self.boost_cap: Number | None = given.ent_boost_cap
+        self.members = given.members
         # In double precision, as plain numbers are; NaN stands for none. The plateau is the progress that remained when
         # it was found.
-        shape = member_shape(members)
+        shape = member_shape(given.members)
         self._explained_variance = torch.ones(shape, dtype=torch.float64)
         self._plateau = torch.full(shape, torch.nan, dtype=torch.float64)
         self._best_return = torch.full(shape, torch.nan, dtype=torch.float64)
@@ -97,15 +64,6 @@ class EntropySchedule:
     @explained_variance.setter
     def explained_variance(self, value: Number) -> None:
         self._explained_variance = self._wide(value).clone()
-
-    def check(self, base: float) -> None:
-        """Raise a ``ValueError`` if this base coefficient, a user's ``ent_coef``, contradicts the schedule."""
-        check_number("ent_coef", base, at_least=0)
-        if base < (least := max(listed(self.minimum))):
-            raise ValueError(
-                f"ent_coef {base!r} is below ent_coef_min {least!r}, which would replace it: "
-                "raise the one or lower the other"
-            )
 
     def update(self, base: Number, progress_remaining: Number, mean_return: Number | None) -> Number:
         """The coefficient of this update.

@@ -6,18 +6,12 @@ import difflib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from driftproof._arguments import check_number
+from driftproof.settings.schedules import Factor, Schedule, base_and_schedule
 from driftproof.state import CheckpointError
 from driftproof.state.schema import anything, check, mapping
-
-Schedule: TypeAlias = Callable[[float], float]
-"""From what remains of training, 1 to 0, to a factor."""
-
-
-_ROUNDING = 1e-9
-"""How far below 0 a schedule may end by rounding."""
 
 
 @dataclass
@@ -98,6 +92,12 @@ class Hyperparameters(MutableMapping[str, float]):
         """Let an optional hyper-parameter act from now on."""
         self._fixed.pop(name, None)
         self._entries[name] = entry
+        entry.advance(self._progress)
+
+    def act(self, name: str, apply: Callable[[float], None]) -> None:
+        """Put a hyper-parameter where it acts from now on."""
+        entry = self._entry(name)
+        entry.apply = apply
         entry.advance(self._progress)
 
     def remove(self, name: str, reason: str) -> None:
@@ -207,35 +207,3 @@ class Hyperparameters(MutableMapping[str, float]):
         near = difflib.get_close_matches(str(name), list(self._entries), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self._entries)}"
         raise KeyError(f"there is no hyper-parameter {name!r}; {hint}")
-
-
-@dataclass(frozen=True)
-class Factor:
-    """A function of the remaining progress, relative to its base.
-
-    The last rollout may overrun the total number of steps, so that less than nothing remains: a schedule then stays at
-    its end. A decay that went on would turn the learning rate and the clip range negative.
-    """
-
-    function: Schedule
-    base: float
-
-    def __call__(self, progress_remaining: float) -> float:
-        value = float(self.function(min(max(progress_remaining, 0.0), 1.0)))
-        # Rounding may leave a decay to 0 slightly below it.
-        return max(value, 0.0) / self.base
-
-
-def base_and_schedule(name: str, value: float | Schedule) -> tuple[float, Factor | None]:
-    """A number, or Stable-Baselines3's function of the remaining progress, as base and factor.
-
-    The base of a function is its largest value, which for a decay is its first.
-    """
-    if not callable(value):
-        return value, None
-    values = [float(value(i / 100)) for i in range(100, -1, -1)]
-    base = max(values)
-    if min(values) < -_ROUNDING:
-        raise ValueError(f"Invalid {name}: the schedule is negative, {min(values):g} at some point")
-    # Nothing times a schedule is nothing.
-    return base, Factor(value, base) if base > 0 else None

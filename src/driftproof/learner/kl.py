@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from driftproof._arguments import check_count, check_option
 from driftproof._members import Number, assign, check_numbers, load_numbers, member_shape
+from driftproof.settings.agent import KLPenaltySettings, StopMode
+from driftproof.settings.definition import documented, takes
 from driftproof.state.schema import check, scalars, table
-
-StopMode: TypeAlias = Literal["absolute", "consecutive", "fraction"]
 
 _LARGEST_ERROR = 1e3
 """Enough for any coefficient to reach its bound, and finite, as an exact KL need not be."""
@@ -136,6 +136,7 @@ class KLStop:
         return math.floor(self.fraction * total + 1e-9)
 
 
+@documented(KLPenaltySettings)
 class KLPenalty:
     """A coefficient for a penalty on KL(old‖new), controlled so that the KL of updates comes to a target.
 
@@ -151,16 +152,6 @@ class KLPenalty:
 
     While steps are small, normalised advantages call for a coefficient of ``1 / √(2 * target)`` at most, which is 7 for
     a target of 0.01.
-
-    Args:
-        target: The KL aimed at, typically 0.005 to 0.05.
-        kp: Answers to the last update. Larger: quicker, and noisier.
-        ki: Answers to lasting errors. Larger: quicker to settle, until it oscillates.
-        kd: Answers to changes.
-        max_coef: Largest coefficient. It takes ``max_coef / ki`` updates at most to come down from there.
-        init_coef: Coefficient of the first update.
-        device: Where the state lives.
-        members: How many agents it serves; ``None``: one, whose numbers are 0-dim.
     """
 
     target: Tensor
@@ -169,37 +160,23 @@ class KLPenalty:
     coefficient: Tensor
     """What to multiply the KL with in the loss, 0-dim or ``[M]``; :meth:`update` changes it in place."""
 
-    def __init__(
-        self,
-        target: Number,
-        kp: Number = 0.1,
-        ki: Number = 0.4,
-        kd: Number = 0.0,
-        max_coef: Number = 10.0,
-        init_coef: Number = 0.0,
-        device: torch.device | str | None = None,
-        members: int | None = None,
-    ) -> None:
-        check_numbers("kp", kp, at_least=0)
-        check_numbers("ki", ki, at_least=0)
-        check_numbers("kd", kd, at_least=0)
-        check_numbers("max_coef", max_coef, above=0)
-        check_numbers("init_coef", init_coef, at_least=0, at_most=max_coef)
-        self.kp = kp
-        self.ki = ki
-        self.kd = kd
-        self.max_coef = max_coef
-        self.init_coef = init_coef
-        self.members = members
-        shape = member_shape(members)
-        self.target = torch.empty(shape, dtype=torch.float32, device=device)
-        self.coefficient = torch.zeros(shape, dtype=torch.float32, device=device)
-        self._integral = torch.zeros(shape, dtype=torch.float32, device=device)
-        self._previous_error = torch.zeros(shape, dtype=torch.float32, device=device)
-        self._updates = torch.zeros(shape, dtype=torch.float32, device=device)
-        assign(self.coefficient, init_coef)
-        assign(self._integral, init_coef)
-        self.set_target(target)
+    @takes(KLPenaltySettings)
+    def __init__(self, given: KLPenaltySettings) -> None:
+        self.kp: Number = given.kp
+        self.ki: Number = given.ki
+        self.kd: Number = given.kd
+        self.max_coef: Number = given.max_coef
+        self.init_coef: Number = given.init_coef
+        self.members = given.members
+        shape = member_shape(given.members)
+        self.target = torch.empty(shape, dtype=torch.float32, device=given.device)
+        self.coefficient = torch.zeros(shape, dtype=torch.float32, device=given.device)
+        self._integral = torch.zeros(shape, dtype=torch.float32, device=given.device)
+        self._previous_error = torch.zeros(shape, dtype=torch.float32, device=given.device)
+        self._updates = torch.zeros(shape, dtype=torch.float32, device=given.device)
+        assign(self.coefficient, given.init_coef)
+        assign(self._integral, given.init_coef)
+        self.set_target(given.target)
 
     def set_target(self, target: Number) -> None:
         """Aim at another KL from now on."""

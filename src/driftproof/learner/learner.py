@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from driftproof._batches import Batches, cut
 from driftproof._members import Number
 from driftproof.learner.advantages import explained_variance, gae, normalize_advantages
 from driftproof.learner.adversary import Adversary
@@ -34,6 +33,7 @@ from driftproof.learner.rollout import Rollout
 from driftproof.learner.step import Coefficients, OptimizerStep
 from driftproof.nn.heads import ClipMode
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
+from driftproof.settings.batches import Batches, cut
 from driftproof.state import Stateful
 
 Metrics: TypeAlias = dict[str, float]

@@ -10,7 +10,7 @@ or a clip range are then floats, 0-dim, or ``[M]``, and weights ``[M, outputs, f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from driftproof._arguments import ArgumentError, check_count, check_number, check_option
 from driftproof._members import Number, per_member
+from driftproof.settings.agent import ClipMode as ClipMode
 
-ClipMode: TypeAlias = Literal["mean_only", "mean_and_variance", "per_quantile"]
 CLIP_MODES: tuple[str, ...] = get_args(ClipMode)
 
 _TINY = 1e-8

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from torch import Tensor
 from driftproof._members import Number, member_shape
 from driftproof.optim._core import compute_dtype
 from driftproof.optim._saved import saved_keys, saved_shapes, saved_tensor
-
-Statistic: TypeAlias = Literal["elementwise", "spatial_mean"]
+from driftproof.settings.scaling import Statistic
 
 _VECTORS = ("weight", "energy", "mean", "signal")
 _TOTALS = ("norms", "largest")

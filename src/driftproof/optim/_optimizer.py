@@ -17,15 +17,12 @@ from driftproof.optim._core import Gate, Group, NoiseReference, Settings, bias_c
 from driftproof.optim._foreach import Scratch, pack
 from driftproof.optim._metrics import step_metrics
 from driftproof.optim.functional import upgd_step
+from driftproof.settings.optimizers import BOUNDS, NOISE_DEFAULTS
 
 SHARED_DEFAULTS: dict[str, Any] = {
     "gate": "anchored",
     "temperature": 1.0,
-    "adaptive_noise": False,
-    "noise_reference": "direction",
-    "noise_beta": 0.999,
-    "min_noise_std": 1e-6,
-    "instant_noise_scale": True,
+    **NOISE_DEFAULTS,
     "maximize": False,
     "foreach": None,
     "capturable": False,
@@ -337,19 +334,13 @@ def _validate(group: dict[str, Any]) -> None:
         raise ValueError(f"Invalid lr: a tensor of shape {tuple(lr.shape)}; must have one element")
     if not isinstance(lr, Tensor) or lr.is_cpu:
         check_number("lr", lr.item() if isinstance(lr, Tensor) else lr, at_least=0)
-    for name in ("weight_decay", "sigma", "min_noise_std"):
-        check_number(name, group[name], at_least=0)
     betas = group.get("betas", (0.0, 0.0))
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise ValueError(f"Invalid betas: {betas!r}; must be two numbers")
-    decays: dict[str, Any] = {
-        name: group[name] for name in ("beta_utility", "beta1", "beta2", "noise_beta") if name in group
-    }
-    for name, beta in (decays | {"betas[0]": betas[0], "betas[1]": betas[1]}).items():
-        check_number(name, beta, at_least=0, below=1)
-    for name in ("eps", "temperature"):
-        if name in group:
-            check_number(name, group[name], above=0)
+    for name in BOUNDS.keys() & group.keys():
+        check_number(name, group[name], **BOUNDS[name])
+    for i, beta in enumerate(betas):
+        check_number(f"betas[{i}]", beta, **BOUNDS["beta1"])
     for name in ("adaptive_noise", "instant_noise_scale", "maximize", "capturable"):
         check_flag(name, group[name])
     if group["foreach"] is not None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof._arguments import check_flag
 from driftproof.optim._gradient_statistics import (
     STATE_KEYS,
     GradientStatistics,
-    Statistic,
     gradient_totals,
     scale_all,
 )
@@ -23,8 +22,8 @@ from driftproof.optim._saved import saved_number
 from driftproof.optim._step_scaling import StepScaling
 from driftproof.optim.earlier_states import EARLIER_STATE, is_earlier_state, with_earlier_averages
 from driftproof.optim.functional import ScalingSettings, scaling_factor
-
-ApplyTo: TypeAlias = Literal["gradient", "update"]
+from driftproof.settings.definition import documented, takes
+from driftproof.settings.scaling import VGSSettings
 
 _HISTORY = 512
 """How many factors are remembered for their quantiles."""
@@ -40,10 +39,7 @@ _PATIENCE = 10
 """Steps announced in vain before there is a warning. A GradScaler may skip a few in a row."""
 
 
-class _Logger(Protocol):
-    def record(self, key: str, value: Any) -> None: ...
-
-
+@documented(VGSSettings)
 class VarianceGradientScaler:
     """Measures how noisy gradients are over time, and shrinks them, or the steps along them, accordingly.
 
@@ -71,66 +67,28 @@ class VarianceGradientScaler:
     Learning rates are never touched, and nothing waits for the device unless a ``get_...`` method or the logger wants
     a Python number. Several scalers may share an optimizer, each with parameters of its own, such as one group. A copy
     of a scaler follows copies of the parameters, like a copy of an optimizer: copy it together with the model.
-
-    Args:
-        parameters: Tensors, or pairs of name and tensor; ``None``: to be given to :meth:`update_parameters`.
-        enabled: If not, the factor is 1 and nothing is measured.
-        beta: Memory of the averages, about ``1 / (1 - beta)`` steps. It bounds what can be told apart: in pure noise,
-            ``v`` reads about ``(1 + beta) / (1 - beta)``.
-        alpha: Strength: where ``alpha * nv = 1``, the factor is 1/2.
-        eps: Least signal, relative to the energy of the gradient.
-        warmup_steps: Steps in which averages are gathered and nothing is scaled.
-        min_scaling_factor: Least factor.
-        variance_cap: Largest normalised variance that counts.
-        statistic: What ``v`` is. ``"elementwise"``: the variance over time of every element, summed over the tensor,
-            over the sum of the squared means; keeps a float32 for each element. ``"spatial_mean"``: the variance over
-            time of the tensor's mean gradient, over its squared mean; keeps next to nothing, and is blind to noise that
-            cancels within a tensor, such as elements that flip their signs against each other.
-        apply_to: ``"gradient"`` or ``"update"``.
-        logger: Anything with ``record(key, value)``; gets the metrics as numbers in every :meth:`step`.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]] | None = None,
-        enabled: bool = True,
-        beta: float = 0.99,
-        alpha: float = 0.1,
-        eps: float = 1e-8,
-        warmup_steps: int = 100,
-        min_scaling_factor: float = 0.1,
-        variance_cap: float = 50.0,
-        statistic: Statistic = "elementwise",
-        apply_to: ApplyTo = "gradient",
-        logger: _Logger | None = None,
-    ) -> None:
-        check_number("beta", beta, at_least=0, below=1)
-        check_number("alpha", alpha, at_least=0)
-        check_number("eps", eps, above=0)
-        check_count("warmup_steps", warmup_steps)
-        check_flag("enabled", enabled)
-        check_number("min_scaling_factor", min_scaling_factor, above=0, at_most=1)
-        check_number("variance_cap", variance_cap, above=0)
-        check_option("statistic", statistic, get_args(Statistic))
-        check_option("apply_to", apply_to, get_args(ApplyTo))
-        self.enabled = enabled
-        self.beta = beta
-        self.alpha = alpha
-        self.eps = eps
-        self.warmup_steps = warmup_steps
-        self.min_scaling_factor = min_scaling_factor
-        self.variance_cap = variance_cap
-        self.statistic: Statistic = statistic
-        self.apply_to: ApplyTo = apply_to
-        self.logger = logger
-        self._statistics = GradientStatistics([], [], statistic)
+    @takes(VGSSettings)
+    def __init__(self, given: VGSSettings) -> None:
+        self.enabled = given.enabled
+        self.beta = given.beta
+        self.alpha = given.alpha
+        self.eps = given.eps
+        self.warmup_steps = given.warmup_steps
+        self.min_scaling_factor = given.min_scaling_factor
+        self.variance_cap = given.variance_cap
+        self.statistic = given.statistic
+        self.apply_to = given.apply_to
+        self.logger = given.logger
+        self._statistics = GradientStatistics([], [], given.statistic)
         self._named = False
         self._history = torch.full((_HISTORY,), math.nan, dtype=torch.float32, device="cpu")
         self._recorded = torch.zeros((), dtype=torch.long, device="cpu")
         self._in_vain = 0
         self._step_scaling = StepScaling()
-        if parameters is not None:
-            self.update_parameters(parameters)
+        if given.parameters is not None:
+            self.update_parameters(given.parameters)
 
     @property
     def step_count(self) -> int:

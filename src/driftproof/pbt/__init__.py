@@ -1,7 +1,7 @@
 """Population-based training: agents that take over from better ones, with hyper-parameters that change on the way."""
 
 from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
-from driftproof.pbt.config import HyperparamConfig, PBTConfig, check_against
+from driftproof.pbt.config import check_against
 from driftproof.pbt.explore import ExploreMethod, History
 from driftproof.pbt.member import Trainee, mean_reward
 from driftproof.pbt.runner import PBTRunner
@@ -10,6 +10,7 @@ from driftproof.pbt.stores import CheckpointFormat, FolderStore, MemoryStore, Tr
 from driftproof.runs.events import Event, append_events, read_events
 from driftproof.runs.folder import FolderTakenError
 from driftproof.runs.metrics import read_metrics
+from driftproof.settings.population import HyperparamConfig, PBTConfig
 
 __all__ = [
     "Backend",

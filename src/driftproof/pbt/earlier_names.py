@@ -10,8 +10,8 @@ import numpy as np
 from driftproof.runs.events import Event
 
 if TYPE_CHECKING:
-    from driftproof.pbt.config import HyperparamConfig, PBTConfig
     from driftproof.pbt.scheduler import PopulationMember
+    from driftproof.settings.population import HyperparamConfig, PBTConfig
 
 
 class EarlierMemberNames:

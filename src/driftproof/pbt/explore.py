@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from driftproof.pbt.config import HyperparamConfig, PBTConfig
+from driftproof.settings.population import HyperparamConfig, PBTConfig
 
 MAX_OBSERVATIONS = 200
 """The latest that are kept: fitting a model takes time with their cube."""

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from driftproof.pbt.config import OptimizerExploitStrategy
 from driftproof.pbt.stores import CheckpointFormat
 from driftproof.ppo import DistributionalPPO
 from driftproof.runs.ranking import episode_mean
+from driftproof.settings.population import OptimizerExploitStrategy
 from driftproof.state import CheckpointError
 
 MakeAgent: TypeAlias = Callable[[int], DistributionalPPO]

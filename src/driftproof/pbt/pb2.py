@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from driftproof.pbt.config import HyperparamConfig, PBTConfig
 from driftproof.pbt.explore import MAX_OBSERVATIONS, ExploreMethod, History, Observation, from_unit, perturb, to_unit
+from driftproof.settings.population import HyperparamConfig, PBTConfig
 
 _CANDIDATES = 512
 _NEIGHBOURS = 128

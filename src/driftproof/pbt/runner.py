@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from driftproof._arguments import check_count, check_flag, check_option
 from driftproof._trust import Trust
 from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
-from driftproof.pbt.config import PBTConfig, check_against
+from driftproof.pbt.config import check_against
 from driftproof.pbt.member import MakeAgent, MakeCallback, Metric, mean_reward
 from driftproof.pbt.saved import check_values, config_of
 from driftproof.pbt.scheduler import PBTScheduler
@@ -26,6 +26,7 @@ from driftproof.runs.events import Event
 from driftproof.runs.folder import FolderTakenError, RunFolder
 from driftproof.runs.metrics import Row
 from driftproof.runs.population_state import MAX_PERFORMANCE, SavedPopulation, best_first
+from driftproof.settings.population import PBTConfig
 from driftproof.state import read
 
 BackendName: TypeAlias = Literal["inline", "process", "ray"]

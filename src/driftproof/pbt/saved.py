@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from driftproof._files import shortened
-from driftproof._unused import unused_by_search, without_unused
-from driftproof.pbt.config import HyperparamConfig, PBTConfig
 from driftproof.runs.population_state import SavedConfig, SavedPopulation
+from driftproof.settings.population import HyperparamConfig, PBTConfig, unused_by_search
+from driftproof.settings.unused import without_unused
 
 
 def config_of(saved: SavedConfig) -> PBTConfig:

@@ -16,13 +16,13 @@ from driftproof._arguments import check_count
 from driftproof._files import described
 from driftproof._registry import EXPLORE_METHODS
 from driftproof._trust import Trust
-from driftproof.pbt.config import PBTConfig
 from driftproof.pbt.earlier_names import EarlierMemberNames, EarlierSchedulerNames, stored_path
 from driftproof.pbt.explore import MAX_OBSERVATIONS, ExploreMethod, History, Observation, sample, to_unit
 from driftproof.pbt.stores import CheckpointFormat, FolderStore, MemoryStore, TreeStore
 from driftproof.runs.events import Event, EventKind
 from driftproof.runs.population_state import SavedMember, SavedScheduler
 from driftproof.runs.ranking import ranking
+from driftproof.settings.population import PBTConfig
 
 _HISTORY = 200
 """Reports that a member remembers."""

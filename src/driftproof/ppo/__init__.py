@@ -6,9 +6,9 @@ from driftproof.learner.rollout import RolloutError
 from driftproof.ppo.algorithm import DistributionalPPO
 from driftproof.ppo.callbacks import SaveCheckpoints
 from driftproof.ppo.sb3_import import from_sb3, import_sb3
-from driftproof.ppo.schedules import Cosine, Linear
 from driftproof.ppo.vector_env import GymnasiumVecEnv
 from driftproof.ppo.warm_start import warm_start
+from driftproof.settings.schedules import Cosine, Linear
 
 __all__ = [
     "Cosine",

@@ -4,48 +4,38 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy.typing as npt
 import torch
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import GymEnv
-from torch.optim import Optimizer
 
-from driftproof._arguments import check_count
-from driftproof._batches import STEPS_AND_BATCH, truncation
-from driftproof._registry import OPTIMIZERS
-from driftproof.learner.adversary import AdversarySettings
-from driftproof.learner.entropy import DecayStart, EntropySchedule
-from driftproof.learner.hyperparams import Schedule
-from driftproof.learner.kl import KLPenalty, KLStop, StopMode
+from driftproof.learner.entropy import EntropySchedule
+from driftproof.learner.kl import KLPenalty, KLStop
 from driftproof.learner.learner import Learner
 from driftproof.learner.return_scale import ReturnScale, UnitScale
 from driftproof.nn.actor_critic import as_policy
-from driftproof.nn.heads import ClipMode
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
 from driftproof.optim import VarianceGradientScaler
 from driftproof.ppo.generators import Generators
-from driftproof.ppo.optimizers import DEFAULT_OPTIMIZER, make_optimizer, optimizer_class, optimizer_in_policy_kwargs
+from driftproof.ppo.optimizers import make_optimizer, optimizer_class
 from driftproof.ppo.persistence import Persistent
 from driftproof.ppo.settings import (
-    Setting,
+    HyperparameterAttribute,
+    add_parts,
     check_device,
     check_heads,
-    check_mapping,
     check_policy,
     check_settings,
-    collect_hyperparams,
-    kl_penalty_settings,
+    initial_hyperparams,
+    penalty_arguments,
     policy_arguments,
-    resolve_learning_rate,
+    resolved,
 )
-from driftproof.ppo.vgs_arguments import VGSArguments, resolve_vgs
+from driftproof.settings.agent import HYPERPARAMETERS, AgentSettings, EntropySettings, StopMode
+from driftproof.settings.batches import STEPS_AND_BATCH, truncation
+from driftproof.settings.definition import documented, settings_of, takes
 from driftproof.state import Stateful
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Self = TypeVar("Self", bound="DistributionalPPO")
 
@@ -59,235 +49,81 @@ _ATTRIBUTES = {
 """Where arguments are kept, if not under their names."""
 _NOT_STORED = {"env", "device", "_init_setup_model"}
 """Arguments that are no settings of the agent: they belong to the process that it is in."""
+_STORED = [
+    name
+    for name in settings_of(AgentSettings)
+    if name not in _NOT_STORED and (name == "vgs_kwargs" or not name.startswith("vgs_"))
+]
+
+if TYPE_CHECKING:
+    # Type checkers know the agent's attributes by the definition of its arguments.
+    class _Attributes(AgentSettings):
+        policy: Any
+        kl_stop: Any
+        kl_penalty: Any
+else:
+    _Attributes = object
 
 
-def _argument_names(kind: type[Any]) -> dict[str, None]:
-    """Arguments of a class and of those that its constructor passes arguments on to."""
-    names: dict[str, None] = {}
-    for each in kind.__mro__:
-        if "__init__" in vars(each):
-            parameters = list(inspect.signature(vars(each)["__init__"]).parameters.values())[1:]
-            named = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-            names |= dict.fromkeys(named)
-        if each is DistributionalPPO:
-            break
-    return names
-
-
-class DistributionalPPO(Persistent):
+@documented(AgentSettings)
+class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
     """Recurrent PPO with twin distributional critics, plasticity and noise control.
 
     Used like Stable-Baselines3's PPO, whose arguments keep their names, meanings and defaults. Settings that may change
     while training are in :attr:`hyperparams`.
-
-    Args:
-        policy: ``"MlpLstmPolicy"``, ``"MlpGruPolicy"``, ``"MlpPolicy"`` without memory, their ``Cnn...`` and
-            ``MultiInput...`` forms, or a class; one that derives from Stable-Baselines3's ``ActorCriticPolicy`` has its
-            own networks, and a critic that predicts one number (:mod:`driftproof.nn.actor_critic`).
-        env: A Gymnasium environment or its id, a VecEnv, or a vector environment of Gymnasium or EnvPool.
-        learning_rate: 3e-4 if not given; a function of the remaining progress makes a schedule.
-        n_steps: Steps of every environment between updates. ``None``: 128 with a recurrent policy, as RecurrentPPO has
-            it, and 2048 without, as PPO.
-        batch_size: Samples in a minibatch, of whole sequences; the last one may be smaller, and one larger than the
-            rollout means all of it. ``None``: 128 with a recurrent policy, 64 without.
-        n_epochs: Passes over the rollout. More learn more from it, and move the policy further.
-        gamma: Discount. Closer to 1 looks further ahead.
-        gae_lambda: Of advantages. Closer to 1: less bias, more noise.
-        clip_range: How far probabilities of actions may move in an update; typically 0.1 to 0.3. May be a schedule.
-        clip_range_vf: The same for predictions of returns, in their standard deviations; ``None``: not clipped.
-        normalize_advantage: To mean 0 and standard deviation 1, once over the rollout.
-        ent_coef: Weight of the entropy. Larger explores more; typically 0 to 0.01.
-        vf_coef: Weight of the critics' loss.
-        max_grad_norm: Gradients are clipped to this norm.
-        use_sde: Generalised state-dependent exploration (gSDE) of Box actions: noise that changes as smoothly as the
-            state; see :mod:`driftproof.nn.exploration`. With ``policy_kwargs={"log_std_init": -2}`` or so.
-        sde_sample_freq: Steps after which its exploration matrices are drawn anew, typically 4 to 64; -1: only when a
-            rollout begins. Fewer steps explore more, and less smoothly.
-        target_kl: KL divergence that an update aims at, 0.005 to 0.05; ``None``: as far as clipping lets it.
-        sequence_length: Steps through which gradients flow back in time; recurrent states carry on over its ends.
-            ``None``: up to 128, and half of ``batch_size``. Longer learns longer memories, and is slower. 1 without
-            recurrence.
-        optimizer_class: ``"adaptive_upgd"``, ``"upgd"``, ``"upgdw"``, ``"adamw"``, ``"adam"``, ``"sgd"``, in any
-            spelling (``"AdaptiveUPGD"``), or a class.
-        optimizer_kwargs: Its arguments. An ``lr`` among them replaces ``learning_rate``.
-        variance_gradient_scaling: Scale gradients down when they are noise; ``None``: yes.
-        vgs_kwargs: Arguments of :class:`driftproof.optim.VarianceGradientScaler`.
-        value_clip_mode: What ``clip_range_vf`` bounds of a predicted distribution: ``"mean_only"``, which it is if not
-            given, ``"mean_and_variance"`` or ``"per_quantile"``.
-        cvar_alpha: Advantages from the mean of the worst share ``alpha`` of predicted returns; ``None``: of all.
-        kl_stop: How ``target_kl`` ends an update: at the first minibatch 1.5 times beyond it (``"absolute"``), after
-            some in a row (``"consecutive"``), at some share of them (``"fraction"``), or not at all (``None``).
-        kl_stop_patience: For ``"consecutive"``; ``None``: 3.
-        kl_stop_fraction: For ``"fraction"``; ``None``: 0.25.
-        kl_penalty: Add the KL divergence to the loss, with a coefficient that is controlled to reach ``target_kl``;
-            a mapping: arguments of :class:`driftproof.learner.kl.KLPenalty`.
-        ent_coef_final: Decay ``ent_coef`` linearly to this; ``None``: constant.
-        ent_coef_min: Lower bound, before and after a boost.
-        ent_coef_start: When the decay starts: ``"immediately"`` or on a ``"plateau"`` of returns.
-        ent_plateau_patience: Updates without better returns that make a plateau; ``None``: 10.
-        ent_boost_factor: Multiplies ``ent_coef`` while the explained variance is bad; 1: never.
-        ent_boost_below: Explained variance that counts as bad; ``None``: 0.
-        ent_boost_cap: The most that a boost leads to.
-        return_scale_decay: Memory of the running scale of returns, per update.
-        adversarial: Train against perturbed observations: :class:`driftproof.adversarial.SAPPOConfig`. Not with
-            ``cuda_graph``.
-        skip_limit: Minibatches in a row with a loss or gradient that is not finite, until training stops.
-        cuda_graph: Capture the optimizer step in a CUDA graph.
-        mixed_precision: Networks in bfloat16, on CUDA.
-        stats_window_size: Episodes that are averaged in the log.
-        tensorboard_log: Where to log for TensorBoard.
-        policy_kwargs: Arguments of :class:`driftproof.nn.policies.DistributionalPolicy`; ``optimizer_class`` and
-            ``optimizer_kwargs`` may be here too, as in Stable-Baselines3.
-        verbose: 0: nothing, 1: progress, 2: more.
-        seed: Of all random numbers.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"``.
-        _init_setup_model: ``False``: networks are built later, by ``_setup_model()``.
-        vgs: Single items of ``vgs_kwargs`` by flat names, as in configurations: ``vgs_beta``, ``vgs_alpha``,
-            ``vgs_warmup_steps``, ...; ``vgs_enabled`` is ``variance_gradient_scaling``.
     """
 
     policy: DistributionalPolicy
     policy_class: type[DistributionalPolicy]
-    _initial: dict[str, Any]
+    n_steps: int
+    batch_size: int
+    policy_kwargs: dict[str, Any]
+    optimizer_kwargs: dict[str, Any]
+    vgs_kwargs: dict[str, Any]
+    kl_stop_mode: StopMode | None
+    kl_penalty_kwargs: dict[str, Any] | None
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = dict(NAMED_POLICIES)
 
-    _CHANGED_ON_LOAD: ClassVar[frozenset[str]] = frozenset(
-        (
-            *("n_steps", "batch_size", "sequence_length", "normalize_advantage", "skip_limit", "stats_window_size"),
-            *("tensorboard_log", "verbose", "seed", "policy_kwargs", "sde_sample_freq"),
-        )
-    )
+    _own_settings: ClassVar[tuple[str, ...]] = ()
+    """Constructor arguments of a subclass that are not the agent's."""
 
-    learning_rate = Setting()
-    gamma = Setting()
-    gae_lambda = Setting()
-    clip_range = Setting()
-    clip_range_vf = Setting()
-    ent_coef = Setting()
-    vf_coef = Setting()
-    max_grad_norm = Setting()
-    target_kl = Setting()
-    n_epochs = Setting()
-    cvar_alpha = Setting()
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            parameters = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
+            named = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+            known = {*settings_of(AgentSettings), *cls._own_settings}
+            cls._own_settings = (*cls._own_settings, *(name for name in named if name not in known))
 
-    def __init__(
-        self,
-        policy: str | type[DistributionalPolicy] = "MlpLstmPolicy",
-        env: GymEnv | str | None = None,
-        learning_rate: float | Schedule | None = None,
-        n_steps: int | None = None,
-        batch_size: int | None = None,
-        n_epochs: int = 10,
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
-        clip_range: float | Schedule = 0.2,
-        clip_range_vf: float | Schedule | None = None,
-        normalize_advantage: bool = True,
-        ent_coef: float = 0.0,
-        vf_coef: float = 0.5,
-        max_grad_norm: float = 0.5,
-        use_sde: bool = False,
-        sde_sample_freq: int = -1,
-        target_kl: float | None = None,
-        *,
-        sequence_length: int | None = None,
-        optimizer_class: str | type[Optimizer] = DEFAULT_OPTIMIZER,
-        optimizer_kwargs: Mapping[str, Any] | None = None,
-        variance_gradient_scaling: bool | None = None,
-        vgs_kwargs: Mapping[str, Any] | None = None,
-        value_clip_mode: ClipMode | None = None,
-        cvar_alpha: float | None = None,
-        kl_stop: StopMode | None = "absolute",
-        kl_stop_patience: int | None = None,
-        kl_stop_fraction: float | None = None,
-        kl_penalty: bool | Mapping[str, float] = False,
-        ent_coef_final: float | None = None,
-        ent_coef_min: float = 0.0,
-        ent_coef_start: DecayStart = "immediately",
-        ent_plateau_patience: int | None = None,
-        ent_boost_factor: float = 1.0,
-        ent_boost_below: float | None = None,
-        ent_boost_cap: float | None = None,
-        return_scale_decay: float = 0.9,
-        adversarial: AdversarySettings | None = None,
-        skip_limit: int = 10,
-        cuda_graph: bool = False,
-        mixed_precision: bool = False,
-        stats_window_size: int = 100,
-        tensorboard_log: str | None = None,
-        policy_kwargs: dict[str, Any] | None = None,
-        verbose: int = 0,
-        seed: int | None = None,
-        device: torch.device | str = "auto",
-        _init_setup_model: bool = True,
-        **vgs: Unpack[VGSArguments],
-    ) -> None:
-        check_count("verbose", verbose)
-        policy_kwargs, optimizer_class, self.optimizer_kwargs = optimizer_in_policy_kwargs(
-            check_mapping("policy_kwargs", policy_kwargs),
-            optimizer_class,
-            check_mapping("optimizer_kwargs", optimizer_kwargs),
-        )
-        self.variance_gradient_scaling, self.vgs_kwargs = resolve_vgs(
-            variance_gradient_scaling, check_mapping("vgs_kwargs", vgs_kwargs), vgs, _argument_names(DistributionalPPO)
-        )
-        self.kl_penalty_kwargs = kl_penalty_settings(kl_penalty)
+    @takes(AgentSettings)
+    def __init__(self, given: AgentSettings) -> None:
+        given = resolved(given)
+        self.hyperparams = initial_hyperparams(given)
         super().__init__(
-            as_policy(policy),
-            env,
-            resolve_learning_rate(learning_rate, self.optimizer_kwargs),
-            policy_kwargs=policy_kwargs,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            verbose=verbose,
-            device=device,
+            as_policy(given.policy),
+            given.env,
+            given.learning_rate,
+            policy_kwargs=dict(given.policy_kwargs or {}),
+            stats_window_size=given.stats_window_size,
+            tensorboard_log=given.tensorboard_log,
+            verbose=given.verbose,
+            device=given.device,
             support_multi_env=True,
-            seed=seed,
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
+            seed=given.seed,
+            use_sde=given.use_sde,
+            sde_sample_freq=given.sde_sample_freq,
         )
+        for name in _STORED:
+            if name not in HYPERPARAMETERS and name != "policy":
+                setattr(self, _ATTRIBUTES.get(name, name), getattr(given, name))
+        self.kl_penalty_kwargs = penalty_arguments(given)
         is_recurrent = self.policy_kwargs.get("core", getattr(self.policy_class, "default_core", "lstm")) != "none"
         default_steps, default_batch = STEPS_AND_BATCH[is_recurrent]
-        self.n_steps: int = default_steps if n_steps is None else n_steps
-        self.batch_size: int = default_batch if batch_size is None else batch_size
-        self.n_epochs = n_epochs
-        self.gamma = gamma
-        self.gae_lambda = gae_lambda
-        self.clip_range = clip_range
-        self.clip_range_vf = clip_range_vf
-        self.normalize_advantage = normalize_advantage
-        self.ent_coef = ent_coef
-        self.vf_coef = vf_coef
-        self.max_grad_norm = max_grad_norm
-        self.target_kl = target_kl
-        self.sequence_length = sequence_length
-        self.optimizer_class = OPTIMIZERS.name(optimizer_class) if isinstance(optimizer_class, str) else optimizer_class
-        self.value_clip_mode: ClipMode | None = value_clip_mode
-        self.cvar_alpha = cvar_alpha
-        self.kl_stop_mode: StopMode | None = kl_stop
-        self.kl_stop_patience = kl_stop_patience
-        self.kl_stop_fraction = kl_stop_fraction
-        self.entropy_kwargs: dict[str, Any] = {
-            "ent_coef_final": ent_coef_final,
-            "ent_coef_min": ent_coef_min,
-            "ent_coef_start": ent_coef_start,
-            "ent_plateau_patience": ent_plateau_patience,
-            "ent_boost_factor": ent_boost_factor,
-            "ent_boost_below": ent_boost_below,
-            "ent_boost_cap": ent_boost_cap,
-        }
-        self.return_scale_decay = return_scale_decay
-        self.adversarial = adversarial
-        self.skip_limit = skip_limit
-        self.cuda_graph = cuda_graph
-        self.mixed_precision = mixed_precision
+        self.n_steps = default_steps if given.n_steps is None else int(given.n_steps)
+        self.batch_size = default_batch if given.batch_size is None else int(given.batch_size)
         self._n_updates = 0
         check_settings(self)
-        # Searches give numbers of NumPy, which torch and Python's generator do not take.
-        self.n_steps, self.batch_size = int(self.n_steps), int(self.batch_size)
-        self.seed = None if seed is None else int(seed)
-        self.sde_sample_freq = int(sde_sample_freq)
-        if _init_setup_model:
+        if given._init_setup_model:
             if self.env is None:
                 raise ValueError(
                     "the networks need the spaces of an environment: give env, or _init_setup_model=False and later "
@@ -295,8 +131,8 @@ class DistributionalPPO(Persistent):
                 )
             self._setup_model()
             told = truncation(self.n_steps, self.n_envs, self.batch_size, self.batches)
-            if told is not None and batch_size is not None:
-                warnings.warn(told, stacklevel=2)
+            if told is not None and given.batch_size is not None:
+                warnings.warn(told, stacklevel=3)
 
     def _setup_model(self) -> None:
         """Build networks, optimizer and controllers, once the spaces are known. Called again, nothing happens."""
@@ -312,7 +148,7 @@ class DistributionalPPO(Persistent):
         self.learner = self._make_learner()
         # Stable-Baselines3 looks for them there.
         self.policy.optimizer, self.policy.value_scale = self.learner.optimizer, self.learner.return_scale
-        self.hyperparams = collect_hyperparams(self)
+        add_parts(self)
         self.counters.learner = self.learner
         self.worker.policy, self.worker.seed, self.worker.window = self.policy, self.seed, self._stats_window_size
         if self.env is not None:
@@ -332,7 +168,7 @@ class DistributionalPPO(Persistent):
         self._is_built = True
 
     def _make_learner(self) -> Learner:
-        policy, target = self.policy, self._initial["target_kl"]
+        policy, target = self.policy, self.hyperparams.get("target_kl")
         policy.optimizer_class = optimizer_class(self.optimizer_class)
         policy.optimizer_kwargs = {key: value for key, value in self.optimizer_kwargs.items() if key != "lr"}
         optimizer = make_optimizer(
@@ -346,7 +182,7 @@ class DistributionalPPO(Persistent):
         if self.variance_gradient_scaling:
             vgs = VarianceGradientScaler(policy.named_parameters(), **self.vgs_kwargs)
         if self.kl_penalty_kwargs is not None:
-            kl_penalty = KLPenalty(target, **self.kl_penalty_kwargs, device=self.device)
+            kl_penalty = KLPenalty(self.hyperparams["target_kl"], **self.kl_penalty_kwargs, device=self.device)
         if self.adversarial is not None:
             adversary = self.adversarial.build(policy, self.seed)
         scale = ReturnScale if policy.predicts_distributions else UnitScale
@@ -355,7 +191,7 @@ class DistributionalPPO(Persistent):
             optimizer,
             vgs=vgs,
             return_scale=scale(self.return_scale_decay, self.device),
-            entropy=EntropySchedule(**self.entropy_kwargs),
+            entropy=EntropySchedule(**{name: getattr(self, name) for name in settings_of(EntropySettings)}),
             kl_stop=KLStop(
                 target if self.kl_stop_mode is not None else None,
                 self.kl_stop_mode or "absolute",
@@ -406,26 +242,23 @@ class DistributionalPPO(Persistent):
 
     @classmethod
     def setting_names(cls) -> set[str]:
-        return set(_argument_names(cls)) - _NOT_STORED
+        return {*_STORED, *cls._own_settings}
 
     def settings(self) -> dict[str, Any]:
         """Arguments that make an agent like this one, but for its environment and its device."""
+        owned = self.hyperparams
         result: dict[str, Any] = {}
-        for name in _argument_names(type(self)):
-            if name in self.entropy_kwargs:
-                result[name] = self.entropy_kwargs[name]
-            elif isinstance(getattr(type(self), name, None), Setting):
-                result[name] = self._initial[name]
-                if self._is_built and name in self.hyperparams:
-                    result[name] = self.hyperparams.schedule(name) or self.hyperparams[name]
-            elif name not in _NOT_STORED:
-                attribute = _ATTRIBUTES.get(name, name)
-                if not hasattr(self, attribute):
-                    raise TypeError(
-                        f"{type(self).__name__} has no attribute {name!r} with what its argument was: set it, or "
-                        "override settings()"
-                    )
+        for name in (*_STORED, *self._own_settings):
+            attribute = _ATTRIBUTES.get(name, name)
+            if name in HYPERPARAMETERS:
+                result[name] = owned.schedule(name) or owned[name] if name in owned else None
+            elif hasattr(self, attribute):
                 result[name] = getattr(self, attribute)
+            else:
+                raise TypeError(
+                    f"{type(self).__name__} has no attribute {name!r} with what its argument was: set it, or "
+                    "override settings()"
+                )
         named = self.policy_aliases.get(self.policy_class.__name__) is self.policy_class
         written = getattr(self.policy_class, "written", self.policy_class)
         result["policy"] = self.policy_class.__name__ if named else written
@@ -436,3 +269,7 @@ class DistributionalPPO(Persistent):
     def state_was_loaded(self) -> None:
         self.hyperparams.advance(self._current_progress_remaining)
         self.learner.tensors_were_replaced()
+
+
+for _name in HYPERPARAMETERS:
+    setattr(DistributionalPPO, _name, HyperparameterAttribute(_name))

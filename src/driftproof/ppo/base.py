@@ -18,10 +18,9 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch.optim import Optimizer
 
 from driftproof._arguments import ArgumentError, check_count, check_number
-from driftproof._batches import Batches, cut
 from driftproof.learner.adversary import Adversary
 from driftproof.learner.entropy import EntropySchedule
-from driftproof.learner.hyperparams import Hyperparameters, Schedule
+from driftproof.learner.hyperparams import Hyperparameters
 from driftproof.learner.kl import KLPenalty, KLStop
 from driftproof.learner.learner import Learner, UpdateSettings
 from driftproof.learner.return_scale import ReturnScale
@@ -37,6 +36,8 @@ from driftproof.ppo.spaces import check_spaces
 from driftproof.ppo.vector_env import as_vec_env
 from driftproof.ppo.worker import Worker
 from driftproof.runs.ranking import episode_mean
+from driftproof.settings.batches import Batches, cut
+from driftproof.settings.schedules import Schedule
 
 Self = TypeVar("Self", bound="AgentBase")
 

@@ -24,7 +24,8 @@ from driftproof.nn.files import KNOWN_CLASSES, subclasses
 from driftproof.nn.files import class_name as _name
 from driftproof.nn.policies import NAMED_POLICIES
 from driftproof.nn.spaces import decode_space, encode_space
-from driftproof.ppo.schedules import Cosine, Linear
+from driftproof.settings.agent import HYPERPARAMETERS
+from driftproof.settings.schedules import Cosine, Linear
 from driftproof.state import CheckpointError, printable
 
 _CLASSES: dict[str, type[Any]] = {
@@ -52,7 +53,7 @@ _KINDS: dict[str, type[Any] | Registry] = {
 }
 """What a class must be a subclass of, where the place says it, or what it is registered with."""
 
-FUNCTIONS = ("learning_rate", "clip_range", "clip_range_vf")
+FUNCTIONS = tuple(name for name, each in HYPERPARAMETERS.items() if each.is_scheduled)
 """Settings that may be functions, and never classes."""
 _POINTS = (1.0, 0.5, 0.0)
 """Remaining progress at which files hold values of functions that they only name, to know them again."""

@@ -12,9 +12,8 @@ from torch.optim import Optimizer
 
 from driftproof._arguments import ArgumentError
 from driftproof._registry import OPTIMIZERS
-from driftproof._unused import OPTIMIZER_DEFAULTS, refuse_unused, unused_by_optimizer
-
-DEFAULT_OPTIMIZER = "adaptive_upgd"
+from driftproof.settings.optimizers import DEFAULT_OPTIMIZER, DEFAULTS, unused_by_optimizer
+from driftproof.settings.unused import refuse_unused
 
 
 def optimizer_in_policy_kwargs(
@@ -62,7 +61,7 @@ def unused_options(optimizer: str | type[Optimizer], options: Mapping[str, Any])
 
 def check_options(optimizer: str | type[Optimizer], options: Mapping[str, Any]) -> None:
     """Refuse arguments of an optimizer that have no effect beside the others."""
-    refuse_unused(options, OPTIMIZER_DEFAULTS, unused_options(optimizer, options), "optimizer_kwargs: ")
+    refuse_unused(options, DEFAULTS, unused_options(optimizer, options), "optimizer_kwargs: ")
 
 
 def make_optimizer(

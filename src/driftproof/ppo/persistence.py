@@ -8,7 +8,7 @@ import os
 import pathlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from stable_baselines3.common.type_aliases import GymEnv
@@ -22,7 +22,9 @@ from driftproof.ppo.components import load_state
 from driftproof.ppo.environments import renormalized
 from driftproof.ppo.generators import unchanged_generators
 from driftproof.ppo.normalizer import unchanged_on_error
-from driftproof.ppo.settings import Setting, policy_arguments, without_unused_settings
+from driftproof.ppo.settings import policy_arguments, without_unused_settings
+from driftproof.settings.agent import HYPERPARAMETERS, AgentSettings
+from driftproof.settings.definition import settings_of
 from driftproof.state import CheckpointError, Stateful, copy_tree, printable, read, select, without, write
 
 Self = TypeVar("Self", bound="Persistent")
@@ -47,8 +49,6 @@ class Persistent(AgentBase):
     """Names of attributes that every agent has, now or later."""
     _built_in: tuple[str, ...]
     """Components that every agent has."""
-    _CHANGED_ON_LOAD: ClassVar[frozenset[str]]
-    """Settings that an agent may have otherwise than in its file, besides its hyper-parameters."""
 
     def register(self, name: str, component: Stateful) -> None:
         """Make a component part of the agent's state.
@@ -249,8 +249,8 @@ class Persistent(AgentBase):
             CheckpointError: The file is damaged, is not one of ours, or does not fit.
         """
         trust = Trust.of(trusted)
-        settable = {name for name in dir(cls) if isinstance(getattr(cls, name, None), Setting)}
-        changeable = settable | cls._CHANGED_ON_LOAD
+        others = {name for name, each in settings_of(AgentSettings).items() if each.about.changes_on_load}
+        changeable = {*HYPERPARAMETERS, *others}
         custom_objects = dict(custom_objects or {})
         if "lr_schedule" in custom_objects:
             # Stable-Baselines3's other name for it.
@@ -300,7 +300,7 @@ class Persistent(AgentBase):
         vars(agent).update(attributes)
         agent.worker.settle(force_reset, tree.get("rollout"))
         for name, value in kwargs.items():
-            if value is not None and name in settable:
+            if value is not None and name in HYPERPARAMETERS:
                 setattr(agent, name, value)
         if kwargs.get("seed") is not None:
             agent.set_random_seed(agent.seed)

@@ -12,8 +12,8 @@ from torch import nn
 
 from driftproof._arguments import check_count, check_flag, check_number
 from driftproof.ppo.sb3_networks import SB3Networks
-from driftproof.ppo.schedules import Linear
-from driftproof.ppo.settings import BOUNDS
+from driftproof.settings.agent import HYPERPARAMETERS
+from driftproof.settings.schedules import Linear, Schedule
 from driftproof.state import CheckpointError
 
 _NUMBERS = ("gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm", "target_kl")
@@ -41,8 +41,6 @@ _LINEAR = re.compile(rf"LinearSchedule\(start={_NUMBER}, end={_NUMBER}, end_frac
 _LARGEST = 2**24
 """Of counts; a file that says more is not believed."""
 _UNREADABLE = "is a function, which a file only holds as a pickle"
-
-Schedule = Callable[[float], float]
 
 
 class SB3Settings:
@@ -88,7 +86,7 @@ class SB3Settings:
 
     def _take_plain(self) -> None:
         for key in _NUMBERS:
-            self._take(key, check_number, **BOUNDS[key])
+            self._take(key, check_number, **HYPERPARAMETERS[key].bounds)
         for key in _COUNTS:
             self._take(key, _check_count, at_least=1, at_most=_LARGEST)
         self._take("normalize_advantage", check_flag)
@@ -166,7 +164,9 @@ def _schedule(described: Any, setting: str) -> float | Schedule | None:
     if not (linear := _LINEAR.fullmatch(text)):
         return None
     start, end, fraction = map(float, linear.groups())
-    if not 0 < fraction <= 1 or not all(_is_valid(check_number, x, **BOUNDS[setting]) for x in (start, end)):
+    if not 0 < fraction <= 1 or not all(
+        _is_valid(check_number, x, **HYPERPARAMETERS[setting].bounds) for x in (start, end)
+    ):
         return None
     if max(start, end) == 0:
         return None
@@ -174,7 +174,7 @@ def _schedule(described: Any, setting: str) -> float | Schedule | None:
 
 
 def _is_positive(setting: str, value: Any) -> bool:
-    return _is_valid(check_number, value, **BOUNDS[setting]) and value > 0
+    return _is_valid(check_number, value, **HYPERPARAMETERS[setting].bounds) and value > 0
 
 
 def _check_count(name: str, value: Any, at_most: int, at_least: int = 0) -> None:

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from stable_baselines3.common.utils import FloatSchedule
 from torch import Tensor
 
-from driftproof.learner.hyperparams import Schedule
 from driftproof.learner.learner import Estimates, Learner, UpdateSettings
 from driftproof.learner.rollout import Rollout
 from driftproof.nn.distributions import ActionDistribution
+from driftproof.settings.schedules import Schedule
 
 Array = npt.NDArray[Any]
 

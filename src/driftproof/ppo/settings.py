@@ -2,153 +2,115 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import os
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import Tensor
 from torch.optim import Optimizer
 
-from driftproof._arguments import ArgumentError, check_count, check_flag, check_number, check_option
-from driftproof._unused import without_unused
+from driftproof._arguments import ArgumentError
+from driftproof._registry import OPTIMIZERS
 from driftproof.learner.adversary import check_adversarial
-from driftproof.learner.entropy import EntropySchedule
-from driftproof.learner.hyperparams import Hyperparameter, Hyperparameters, Schedule, base_and_schedule
-from driftproof.learner.kl import KLPenalty, StopMode
+from driftproof.learner.hyperparams import Hyperparameter, Hyperparameters
 from driftproof.nn.actor_critic import AdaptedPolicy
-from driftproof.nn.heads import CLIP_MODES, QuantileHead
+from driftproof.nn.heads import QuantileHead
 from driftproof.nn.policies import DistributionalPolicy
 from driftproof.optim import UPGDW, AdaptiveUPGD, VarianceGradientScaler
-from driftproof.ppo.optimizers import check_options, optimizer_class, unused_options
+from driftproof.ppo.optimizers import check_options, optimizer_class, optimizer_in_policy_kwargs, unused_options
 from driftproof.ppo.sb3_views import Scheduled
+from driftproof.settings.adversarial import AdversarialSettings
+from driftproof.settings.agent import DEFAULT_LEARNING_RATE, HYPERPARAMETERS, AgentSettings
+from driftproof.settings.definition import check_names, defaults_of, settings_of
+from driftproof.settings.optimizers import BOUNDS as OPTIMIZER_BOUNDS
+from driftproof.settings.policy import PolicySettings, unused_by_policy
+from driftproof.settings.scaling import VGSSettings
+from driftproof.settings.schedules import base_and_schedule
+from driftproof.settings.unused import without_unused
 
 if TYPE_CHECKING:
     from driftproof.ppo.algorithm import DistributionalPPO
 
-_DEFAULT_LEARNING_RATE = 3e-4
-
-_LARGE = 1e6
-"""Whatever is larger is a mistake, and would leave nothing of the networks."""
-_LARGEST = 1e15
-"""Of numbers that only bound others."""
-
-BOUNDS: dict[str, dict[str, float]] = {
-    "learning_rate": {"at_least": 0, "at_most": _LARGE},
-    "gamma": {"at_least": 0, "at_most": 1},
-    "gae_lambda": {"at_least": 0, "at_most": 1},
-    "clip_range": {"at_least": 0, "at_most": _LARGEST},
-    "clip_range_vf": {"above": 0, "at_most": _LARGEST},
-    "ent_coef": {"at_least": 0, "at_most": _LARGE},
-    "vf_coef": {"at_least": 0, "at_most": _LARGE},
-    "max_grad_norm": {"above": 0, "at_most": _LARGEST},
-    "target_kl": {"above": 0, "at_most": _LARGEST},
-    "n_epochs": {"at_least": 1, "at_most": _LARGE},
-    "cvar_alpha": {"above": 0, "at_most": 1},
-}
-"""Of hyper-parameters."""
-_VGS_BOUNDS: dict[str, dict[str, float]] = {
-    "alpha": {"at_least": 0, "at_most": _LARGEST},
-    "beta": {"at_least": 0, "below": 1},
-    "min_scaling_factor": {"above": 0, "at_most": 1},
-    "variance_cap": {"above": 0, "at_most": _LARGEST},
-    "warmup_steps": {"at_least": 0, "at_most": _LARGEST},
-}
-_OPTIMIZER_BOUNDS: dict[str, dict[str, float]] = {
-    **{key: {"at_least": 0, "below": 1} for key in ("beta1", "beta2", "beta_utility", "noise_beta", "momentum")},
-    "temperature": {"above": 0, "at_most": _LARGE},
-    **{key: {"at_least": 0, "at_most": _LARGE} for key in ("weight_decay", "sigma", "eps", "min_noise_std")},
-    "dampening": {"at_least": -_LARGE, "at_most": _LARGE},
-}
-_COUNTS = (
-    "n_steps",
-    "batch_size",
-    "n_epochs",
-    "sequence_length",
-    "skip_limit",
-    "stats_window_size",
-)
-_FLAGS = ("normalize_advantage", "use_sde", "variance_gradient_scaling", "cuda_graph", "mixed_precision")
-_OPTIONAL = ("clip_range_vf", "target_kl", "cvar_alpha")
+VGS_HYPERPARAMETERS = {name: each for name, each in settings_of(VGSSettings).items() if each.about.is_hyperparameter}
+_FLAT = "vgs_"
+"""Begins names of the agent's arguments that are single items of ``vgs_kwargs``."""
+_OPTIONAL = [name for name, each in HYPERPARAMETERS.items() if each.is_optional and not each.has_file_default]
+"""Hyper-parameters without which an agent can do."""
 _NOT_GIVEN = "it was not given when the agent was made"
-SCHEDULED = ("learning_rate", "clip_range", "clip_range_vf")
-
-_HEAD_ARGUMENTS = {
-    **dict.fromkeys(("num_quantiles", "huber_kappa"), "quantile"),
-    **dict.fromkeys(("num_atoms", "v_min", "v_max"), "categorical"),
-}
-_MEMORY_ARGUMENTS = (
-    *("lstm_hidden_size", "n_lstm_layers", "lstm_kwargs"),
-    *("shared_recurrence", "shared_lstm", "enable_critic_lstm"),
-)
-
-_BUILT_IN = "it is built into the networks"
-_SHAPE = "it is the shape of rollouts and minibatches"
-_FIXED = {
-    "n_steps": _SHAPE,
-    "batch_size": _SHAPE,
-    "sequence_length": _SHAPE,
-    **dict.fromkeys(
-        (
-            "lstm_hidden_size",
-            "n_lstm_layers",
-            "net_arch",
-            "num_quantiles",
-            "huber_kappa",
-            "num_atoms",
-            "v_min",
-            "v_max",
-        ),
-        _BUILT_IN,
-    ),
-    "twin_critics": _BUILT_IN,
-    "adversarial_ratio": "it decides how minibatches are cut",
-    "optimizer_class": "the state of one optimizer is of no use to another",
-}
 
 
-class Setting:
-    """An attribute of the agent that is a hyper-parameter: reads and writes go to the one owner, ``hyperparams``.
+class HyperparameterAttribute:
+    """An attribute of the agent that is a hyper-parameter: reads and writes go to the one owner, ``hyperparams``."""
 
-    Until there is one, because networks are built in a second phase, values wait in ``_initial``.
-    """
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str) -> None:
+        self.name, self.setting = name, HYPERPARAMETERS[name]
 
     def __get__(self, agent: Any, owner: type | None = None) -> Any:
         if agent is None:
             return self
-        owned = agent.__dict__.get("hyperparams")
-        if owned is not None and self.name in owned:
-            if self.name in SCHEDULED[1:]:
-                return Scheduled(owned[self.name], owned.schedule(self.name))
-            return owned[self.name]
-        return agent.__dict__.setdefault("_initial", {}).get(self.name)
+        owned = agent.hyperparams
+        if self.name not in owned:
+            return None
+        if self.setting.is_scheduled and self.name != "learning_rate":
+            return Scheduled(owned[self.name], owned.schedule(self.name))
+        return owned[self.name]
 
     def __set__(self, agent: Any, value: Any) -> None:
-        owned = agent.__dict__.get("hyperparams")
-        if owned is None:
-            agent.__dict__.setdefault("_initial", {})[self.name] = value
-        elif self.name in _OPTIONAL and (value is None or self.name not in owned):
+        owned = agent.hyperparams
+        if self.name in _OPTIONAL and (value is None or self.name not in owned):
             set_optional(agent, self.name, value)
-        elif callable(value) and not isinstance(value, Scheduled) and self.name in SCHEDULED:
+        elif callable(value) and not isinstance(value, Scheduled) and self.setting.is_scheduled:
             owned.set_schedule(self.name, value)
         else:
             owned[self.name] = value
 
 
-def check_mapping(name: str, value: Any) -> dict[str, Any]:
-    """A copy of an argument that maps names to values; ``None`` is none."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{name} must be a mapping from names to values, not {value!r}")
-    return dict(value)
+def resolved(given: AgentSettings) -> AgentSettings:
+    """Arguments of an agent in the one form that it keeps, from all the forms in which they may be given."""
+    policy_kwargs, optimizer, optimizer_kwargs = optimizer_in_policy_kwargs(
+        given.policy_kwargs or {}, given.optimizer_class, given.optimizer_kwargs or {}
+    )
+    is_scaled, vgs_kwargs = _resolved_vgs(given)
+    return replace(
+        given,
+        learning_rate=_resolved_learning_rate(given.learning_rate, optimizer_kwargs),
+        policy_kwargs=policy_kwargs,
+        optimizer_class=OPTIMIZERS.name(optimizer) if isinstance(optimizer, str) else optimizer,
+        optimizer_kwargs=optimizer_kwargs,
+        variance_gradient_scaling=is_scaled,
+        vgs_kwargs=vgs_kwargs,
+        # Searches give numbers of NumPy, which torch and Python's generator do not take.
+        seed=None if given.seed is None else int(given.seed),
+        sde_sample_freq=int(given.sde_sample_freq),
+    )
+
+
+def _resolved_vgs(given: AgentSettings) -> tuple[bool, dict[str, Any]]:
+    """Whether gradients are scaled, and the arguments of the scaler, from all the names that say so.
+
+    Raises:
+        ValueError: One setting has two values.
+    """
+    arguments = dict(given.vgs_kwargs or {})
+    for key in settings_of(VGSSettings):
+        value = getattr(given, _FLAT + key, None)
+        if value is None:
+            continue
+        if key in arguments and arguments[key] != value:
+            raise ValueError(
+                f"{_FLAT}{key}={value!r} and vgs_kwargs[{key!r}]={arguments[key]!r} are two values of one setting"
+            )
+        if key != "enabled":
+            arguments[key] = value
+    switch, enabled = given.variance_gradient_scaling, given.vgs_enabled
+    if switch is not None and enabled is not None and switch != enabled:
+        raise ValueError(f"variance_gradient_scaling={switch!r} and vgs_enabled={enabled!r} are the same setting")
+    is_scaled = enabled if switch is None else switch
+    return True if is_scaled is None else is_scaled, arguments
 
 
 def check_keywords(argument: str, given: Iterable[str], kinds: Iterable[type[Any]], taken: Iterable[str]) -> None:
@@ -167,28 +129,21 @@ def check_keywords(argument: str, given: Iterable[str], kinds: Iterable[type[Any
         for name, parameter in inspect.signature(kind).parameters.items()
         if name not in taken and parameter.kind is not parameter.VAR_KEYWORD
     ]
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise TypeError(f"{argument} has {name!r}, which {kinds[0].__name__} does not know; {hint}")
+    check_names(argument, given, known, kinds[0].__name__)
 
 
-def kl_penalty_settings(kl_penalty: Any) -> dict[str, Any] | None:
-    """Arguments of the penalty; ``None`` without one."""
-    if isinstance(kl_penalty, bool):
-        return {} if kl_penalty else None
-    if not isinstance(kl_penalty, Mapping):
-        raise TypeError(f"kl_penalty must be True, False or a mapping from names to values, not {kl_penalty!r}")
-    check_keywords("kl_penalty", kl_penalty, [KLPenalty], taken=("target", "device"))
-    return dict(kl_penalty)
+def penalty_arguments(given: AgentSettings) -> dict[str, Any] | None:
+    """Arguments of the KL penalty; ``None`` without one."""
+    if isinstance(given.kl_penalty, bool):
+        return {} if given.kl_penalty else None
+    return dict(given.kl_penalty)
 
 
-def resolve_learning_rate(learning_rate: float | Schedule | None, optimizer_kwargs: Mapping[str, Any]) -> Any:
+def _resolved_learning_rate(learning_rate: Any, optimizer_kwargs: Mapping[str, Any]) -> Any:
     """The learning rate that rules: of the agent, or of the optimizer's arguments."""
     lr = optimizer_kwargs.get("lr")
     if lr is None:
-        return _DEFAULT_LEARNING_RATE if learning_rate is None else learning_rate
+        return DEFAULT_LEARNING_RATE if learning_rate is None else learning_rate
     if learning_rate is not None and learning_rate != lr:
         raise ValueError(
             f"two learning rates: learning_rate={learning_rate!r} and optimizer_kwargs['lr']={lr!r}; give one of them"
@@ -197,31 +152,23 @@ def resolve_learning_rate(learning_rate: float | Schedule | None, optimizer_kwar
 
 
 def check_settings(agent: DistributionalPPO) -> None:
-    """Raise an error that names the argument that is wrong, or the arguments that contradict each other."""
-    initial = agent._initial
-    for name, bounds in BOUNDS.items():
-        value = initial[name]
-        if value is None and name in _OPTIONAL:
-            continue
-        if callable(value) and name in SCHEDULED:
-            value, _ = base_and_schedule(name, value)
-        check_number(name, value, **bounds)
-    check_number("return_scale_decay", agent.return_scale_decay, at_least=0, below=1)
-    for name in _COUNTS:
-        count = agent._stats_window_size if name == "stats_window_size" else getattr(agent, name)
-        if count is not None or name != "sequence_length":
-            check_count(name, count, at_least=1)
-    if agent.seed is not None:
-        check_count("seed", agent.seed)
-    for name in _FLAGS:
-        check_flag(name, getattr(agent, name))
-    if not isinstance(agent.tensorboard_log, str | os.PathLike | None):
-        raise TypeError(f"tensorboard_log must be a path, not {agent.tensorboard_log!r}")
+    """Refuse arguments that do not fit the agent's classes, its environment or its device."""
     optimizer_class(agent.optimizer_class)
     check_options(agent.optimizer_class, agent.optimizer_kwargs)
     check_adversarial(agent.adversarial)
-    _check_combinations(agent)
-    EntropySchedule(**agent.entropy_kwargs).check(initial["ent_coef"])
+    if agent.normalize_advantage and agent.env is not None and agent.n_steps * agent.n_envs == 1:
+        raise ArgumentError(
+            "n_steps * n_envs = 1: advantages of a single sample cannot be normalised; use longer rollouts, or "
+            "normalize_advantage=False"
+        )
+    if agent.vgs_kwargs and not agent.variance_gradient_scaling:
+        raise ValueError("vgs_kwargs are given, but variance_gradient_scaling is off")
+    check_keywords("vgs_kwargs", agent.vgs_kwargs, [VarianceGradientScaler], taken=("parameters",))
+    if agent.vgs_kwargs.get("enabled") is False and len(agent.vgs_kwargs) > 1:
+        raise ValueError("vgs_kwargs has enabled=False, and then nothing else in it has an effect")
+    _check_adapted(agent)
+    _warn_of_exploration(agent)
+    check_device(agent)
 
 
 def without_unused_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,32 +187,6 @@ def without_unused_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _check_combinations(agent: DistributionalPPO) -> None:
-    initial = agent._initial
-    if agent.normalize_advantage and agent.env is not None and agent.n_steps * agent.n_envs == 1:
-        raise ArgumentError(
-            "n_steps * n_envs = 1: advantages of a single sample cannot be normalised; use longer rollouts, or "
-            "normalize_advantage=False"
-        )
-    _check_stop(agent)
-    if agent.value_clip_mode is not None:
-        check_option("value_clip_mode", agent.value_clip_mode, CLIP_MODES)
-        if initial["clip_range_vf"] is None:
-            raise ValueError(f"value_clip_mode={agent.value_clip_mode!r} needs clip_range_vf, by how much to clip")
-    if agent.kl_penalty_kwargs is not None and initial["target_kl"] is None:
-        raise ValueError("kl_penalty needs target_kl, the KL divergence that it is to reach")
-    if agent.vgs_kwargs and not agent.variance_gradient_scaling:
-        raise ValueError("vgs_kwargs are given, but variance_gradient_scaling is off")
-    check_keywords("vgs_kwargs", agent.vgs_kwargs, [VarianceGradientScaler], taken=("parameters",))
-    if agent.vgs_kwargs.get("enabled") is False and len(agent.vgs_kwargs) > 1:
-        raise ValueError("vgs_kwargs has enabled=False, and then nothing else in it has an effect")
-    if agent.adversarial is not None and agent.cuda_graph:
-        raise ValueError("cuda_graph=True does not capture attacks: leave out cuda_graph, or adversarial")
-    _check_adapted(agent)
-    _check_exploration(agent)
-    check_device(agent)
-
-
 def _check_adapted(agent: DistributionalPPO) -> None:
     """Refuse what a policy that was written for Stable-Baselines3 does not do."""
     if getattr(agent.policy_class, "predicts_distributions", True):
@@ -273,7 +194,7 @@ def _check_adapted(agent: DistributionalPPO) -> None:
     for name, value in {
         "use_sde": agent.use_sde,
         "cuda_graph": agent.cuda_graph,
-        "cvar_alpha": agent._initial["cvar_alpha"],
+        "cvar_alpha": agent.hyperparams.get("cvar_alpha"),
     }.items():
         if value:
             raise ArgumentError(
@@ -282,34 +203,15 @@ def _check_adapted(agent: DistributionalPPO) -> None:
             )
 
 
-def _check_exploration(agent: DistributionalPPO) -> None:
+def _warn_of_exploration(agent: DistributionalPPO) -> None:
     """Warn of settings of gSDE without it: Stable-Baselines3 takes them."""
-    check_count("sde_sample_freq", agent.sde_sample_freq, at_least=-1)
     if agent.use_sde:
         return
     given = {"sde_sample_freq": agent.sde_sample_freq, **agent.policy_kwargs}
-    for name, default in {"sde_sample_freq": -1, "full_std": True, "use_expln": False}.items():
-        if given.get(name, default) != default:
+    defaults = defaults_of(AgentSettings) | defaults_of(PolicySettings)
+    for name in ("sde_sample_freq", *unused_by_policy(use_sde=False)):
+        if given.get(name, defaults[name]) != defaults[name]:
             warnings.warn(f"{name}={given[name]!r} has no effect without use_sde=True", stacklevel=5)
-
-
-def _check_stop(agent: DistributionalPPO) -> None:
-    mode, target = agent.kl_stop_mode, agent._initial["target_kl"]
-    patience, fraction = agent.kl_stop_patience, agent.kl_stop_fraction
-    if mode is not None:
-        check_option("kl_stop", mode, get_args(StopMode))
-    if mode not in (None, "absolute") and target is None:
-        raise ValueError(f"kl_stop={mode!r} needs target_kl, the KL divergence to stop at")
-    if mode is None and target is not None and agent.kl_penalty_kwargs is None:
-        raise ValueError(f"target_kl={target!r} has no use with kl_stop=None and without kl_penalty: give one of them")
-    if patience is not None:
-        check_count("kl_stop_patience", patience, at_least=1)
-        if mode != "consecutive":
-            raise ValueError(f'kl_stop_patience={patience} is for kl_stop="consecutive", not {mode!r}')
-    if fraction is not None:
-        check_number("kl_stop_fraction", fraction, at_least=0, below=1)
-        if mode != "fraction":
-            raise ValueError(f'kl_stop_fraction={fraction} is for kl_stop="fraction", not {mode!r}')
 
 
 def check_device(agent: DistributionalPPO) -> None:
@@ -330,15 +232,12 @@ def check_policy(policy: Any, kwargs: Mapping[str, Any]) -> None:
         check_keywords("policy_kwargs", kwargs, [policy.written, ActorCriticPolicy], taken=taken)
         return
     check_keywords("policy_kwargs", kwargs, [policy, DistributionalPolicy], taken=("observation_space", "action_space"))
-    head = kwargs.get("value_head", "quantile")
-    for name, needed in _HEAD_ARGUMENTS.items():
-        if name in kwargs and head != needed:
-            raise ValueError(f"policy_kwargs has {name!r}, which is for value_head={needed!r}, not {head!r}")
-    for name in _MEMORY_ARGUMENTS:
-        if name in kwargs and kwargs.get("core", policy.default_core) == "none":
-            raise ValueError(
-                f"policy_kwargs has {name!r}, which is for policies with memory; {policy.__name__} has none"
-            )
+    head = kwargs.get("value_head", PolicySettings.value_head)
+    has_memory = kwargs.get("core", policy.default_core) != "none"
+    for name, needed in unused_by_policy(head, has_memory).items():
+        if name in kwargs:
+            found = f"; {policy.__name__} has none" if "memory" in needed else f", not {head!r}"
+            raise ValueError(f"policy_kwargs has {name!r}, which is for {needed}{found}")
 
 
 def policy_arguments(policy_kwargs: Mapping[str, Any], use_sde: bool) -> dict[str, Any]:
@@ -353,66 +252,80 @@ def check_heads(agent: DistributionalPPO) -> None:
         raise ValueError("value_clip_mode='per_quantile' needs value_head='quantile' in policy_kwargs")
 
 
-def collect_hyperparams(agent: DistributionalPPO) -> Hyperparameters:
-    """All numbers that may change while the agent trains, with the places where they act."""
-    initial, optimizer, vgs = agent._initial, agent.policy.optimizer, agent.vgs
+def initial_hyperparams(given: AgentSettings) -> Hyperparameters:
+    """The agent's own numbers that may change while it trains; those of its parts come with :func:`add_parts`."""
     entries: dict[str, Hyperparameter] = {}
-    for name, bounds in BOUNDS.items():
-        if initial[name] is not None:
-            base, schedule = base_and_schedule(name, initial[name])
-            entries[name] = Hyperparameter(base, bounds, whole=name == "n_epochs", schedule=schedule)
-    entries["learning_rate"].apply = partial(_set_group, optimizer, "lr")
+    for name, each in HYPERPARAMETERS.items():
+        if (value := getattr(given, name)) is not None:
+            base, schedule = base_and_schedule(name, value)
+            entries[name] = Hyperparameter(base, each.bounds, whole=each.is_count, schedule=schedule)
     # Below it, what is set would not be in force.
-    entries["ent_coef"].bounds = {**BOUNDS["ent_coef"], "at_least": float(agent.entropy.minimum)}
-    if "target_kl" in entries:
-        entries["target_kl"].apply = partial(_set_target_kl, agent)
+    entries["ent_coef"].bounds = {**HYPERPARAMETERS["ent_coef"].bounds, "at_least": given.ent_coef_min}
+    fixed = {
+        name: each.about.fixed
+        for definition in (PolicySettings, AdversarialSettings)
+        for name, each in settings_of(definition).items()
+        if each.about.fixed is not None
+    }
+    fixed |= {
+        name: each.about.fixed or "it is set when the agent is made"
+        for name, each in settings_of(AgentSettings).items()
+        if name not in entries
+    }
+    fixed |= {name: _NOT_GIVEN for name in HYPERPARAMETERS if name not in entries}
+    return Hyperparameters(entries, fixed)
+
+
+def add_parts(agent: DistributionalPPO) -> None:
+    """Let the agent's hyper-parameters act on its optimizer and controllers, and add those of these parts."""
+    owned, optimizer, vgs = agent.hyperparams, agent.policy.optimizer, agent.vgs
+    owned.act("learning_rate", partial(_set_group, optimizer, "lr"))
+    if "target_kl" in owned:
+        owned.act("target_kl", partial(_set_target_kl, agent))
     unused = unused_options(type(optimizer), optimizer.defaults)
     for key, value in optimizer.defaults.items():
         if key != "lr" and type(value) in (int, float):
             # Of others' optimizers it is not known what is right.
-            bounds = _OPTIMIZER_BOUNDS.get(key, {"at_least": 0} if value >= 0 else {})
-            if key == "eps" and isinstance(optimizer, UPGDW | AdaptiveUPGD):
-                bounds = {"above": 0, "at_most": _LARGE}  # torch's own optimizers take 0, these do not.
+            bounds = OPTIMIZER_BOUNDS.get(key, {"at_least": 0} if value >= 0 else {})
+            if key == "eps" and not isinstance(optimizer, UPGDW | AdaptiveUPGD):
+                bounds = {"at_least": 0, "at_most": bounds["at_most"]}
             # Without momentum dampening has no effect, until momentum is set.
             needed = None if key == "dampening" else unused.get(key)
             apply = partial(_set_group, optimizer, key)
-            entries[f"optimizer.{key}"] = Hyperparameter(value, bounds, apply=apply, unused=needed)
+            owned.add(f"optimizer.{key}", Hyperparameter(value, bounds, apply=apply, unused=needed))
     for i, value in enumerate(optimizer.defaults.get("betas", ())):
-        bounds = _OPTIMIZER_BOUNDS["beta1"]
-        entries[f"optimizer.beta{i + 1}"] = Hyperparameter(value, bounds, apply=partial(_set_beta, optimizer, i))
-    if vgs is not None:
+        bounds, apply = OPTIMIZER_BOUNDS["beta1"], partial(_set_beta, optimizer, i)
+        owned.add(f"optimizer.beta{i + 1}", Hyperparameter(value, bounds, apply=apply))
+    for key, each in VGS_HYPERPARAMETERS.items():
+        if vgs is None:
+            owned.remove(f"vgs.{key}", "variance_gradient_scaling is off")
+            continue
         needed = None if vgs.enabled else "a scaler that is enabled"
-        for key, bounds in _VGS_BOUNDS.items():
-            apply = partial(setattr, vgs, key)
-            entries[f"vgs.{key}"] = Hyperparameter(
-                getattr(vgs, key), bounds, whole=key == "warmup_steps", apply=apply, unused=needed
-            )
+        entry = Hyperparameter(
+            getattr(vgs, key), each.bounds, whole=each.is_count, apply=partial(setattr, vgs, key), unused=needed
+        )
+        owned.add(f"vgs.{key}", entry)
     if agent.adversary is not None:
-        entries |= {f"adversary.{key}": entry for key, entry in agent.adversary.hyperparameters().items()}
-    fixed = {
-        name: _NOT_GIVEN if name in _OPTIONAL else "it is set when the agent is made"
-        for name in inspect.signature(type(agent)).parameters
-        if name not in entries
-    }
-    if vgs is None:
-        fixed |= {f"vgs.{key}": "variance_gradient_scaling is off" for key in _VGS_BOUNDS}
-    if agent.adversary is None:
-        fixed |= dict.fromkeys(("adversary.epsilon", "adversary.robust_kl_coef"), "adversarial training is off")
-    return Hyperparameters(entries, fixed | _FIXED)
+        for key, entry in agent.adversary.hyperparameters().items():
+            owned.add(f"adversary.{key}", entry)
+    else:
+        for key in ("epsilon", "robust_kl_coef"):
+            owned.remove(f"adversary.{key}", "adversarial training is off")
 
 
 def set_optional(agent: DistributionalPPO, name: str, value: Any) -> None:
     """Let a hyper-parameter that may be ``None`` act from now on, or no longer."""
+    each, is_built = HYPERPARAMETERS[name], agent._is_built
     if value is None:
-        _check_removable(agent, name)
+        if is_built:
+            _check_removable(agent, name)
         agent.hyperparams.remove(name, _NOT_GIVEN)
     else:
-        base, schedule = base_and_schedule(name, value) if name in SCHEDULED else (value, None)
-        check_number(name, base, **BOUNDS[name])
-        apply = partial(_set_target_kl, agent) if name == "target_kl" else None
-        agent.hyperparams.add(name, Hyperparameter(base, BOUNDS[name], schedule=schedule, apply=apply))
-    agent._initial[name] = value
-    if name == "target_kl" and value is None:
+        each.check(value)
+        base, schedule = base_and_schedule(name, value)
+        apply = partial(_set_target_kl, agent) if name == "target_kl" and is_built else None
+        agent.hyperparams.add(name, Hyperparameter(base, each.bounds, schedule=schedule, apply=apply))
+    if name == "target_kl" and value is None and is_built:
         agent.kl_stop.set_target(None)
 
 

@@ -1,0 +1,394 @@
+"""Settings of the agent, :class:`driftproof.ppo.DistributionalPPO`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+from driftproof._arguments import ArgumentError
+from driftproof._members import check_numbers, listed
+from driftproof.settings.definition import (
+    LARGE,
+    LARGEST,
+    argument,
+    check_names,
+    check_values,
+    nearest,
+    setting,
+    settings_of,
+)
+from driftproof.settings.optimizers import DEFAULT_OPTIMIZER, OPTIONS
+from driftproof.settings.policy import PolicyName, PolicySettings
+from driftproof.settings.schedules import Schedule
+
+if TYPE_CHECKING:
+    import torch
+    from stable_baselines3.common.type_aliases import GymEnv
+    from torch.optim import Optimizer
+
+    from driftproof.learner.adversary import AdversarySettings
+    from driftproof.nn.policies import DistributionalPolicy
+
+    Device: TypeAlias = torch.device | str
+else:
+    GymEnv = Optimizer = AdversarySettings = DistributionalPolicy = Device = Any
+
+StopMode: TypeAlias = Literal["absolute", "consecutive", "fraction"]
+ClipMode: TypeAlias = Literal["mean_only", "mean_and_variance", "per_quantile"]
+DecayStart: TypeAlias = Literal["immediately", "plateau"]
+
+DEFAULT_LEARNING_RATE = 3e-4
+_SHAPE = "it is the shape of rollouts and minibatches"
+
+
+@dataclass(frozen=True)
+class KLPenaltySettings:
+    """How the coefficient of a KL penalty is controlled."""
+
+    per_member: ClassVar[bool] = True
+    target: float = argument(doc="KL divergence aimed at; 0.005 to 0.05.", above=0)
+    kp: float = setting(0.1, "Answers to the last update. Larger: quicker, and noisier.", at_least=0)
+    ki: float = setting(0.4, "Answers to lasting errors. Larger: quicker to settle, until it oscillates.", at_least=0)
+    kd: float = setting(0.0, "Answers to changes.", at_least=0)
+    max_coef: float = setting(
+        10.0, "Largest coefficient; it takes max_coef / ki updates at most to come down from there.", above=0
+    )
+    init_coef: float = setting(0.0, "Coefficient of the first update.", at_least=0)
+    device: Device | None = argument(None, "Where the state lives.")
+    members: int | None = argument(None, "How many agents it serves. None: one, whose numbers are 0-dim.", at_least=1)
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        check_numbers("init_coef", self.init_coef, at_most=self.max_coef)
+
+
+@dataclass(kw_only=True)
+class EntropySettings:
+    """The entropy coefficient over the course of training."""
+
+    per_member: ClassVar[bool] = True
+    ent_coef_final: float | None = setting(None, "Decay ent_coef linearly to this. None: constant.", at_least=0)
+    ent_coef_min: float = setting(0.0, "Lower bound of ent_coef, before and after a boost.", at_least=0)
+    ent_coef_start: DecayStart = setting(
+        "immediately", "When the decay starts: at once, or on a plateau of the mean return."
+    )
+    ent_plateau_patience: int | None = setting(
+        None,
+        "Updates without better returns that make a plateau. Larger: later, and less easily fooled. None: 10.",
+        at_least=1,
+    )
+    ent_boost_factor: float = setting(
+        1.0, "Multiplies ent_coef while the explained variance is bad; up to 10. 1: never.", at_least=1
+    )
+    ent_boost_below: float | None = setting(None, "Explained variance that counts as bad. None: 0.", at_most=1)
+    ent_boost_cap: float | None = setting(None, "Largest coefficient that a boost leads to. None: any.", at_least=0)
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        for name in ("ent_coef_final", "ent_boost_cap"):
+            if (value := getattr(self, name)) is not None:
+                check_numbers(name, value, at_least=self.ent_coef_min)
+        if self.ent_coef_final is None and self.ent_coef_start == "plateau":
+            raise _conflict(
+                "ent_coef_start",
+                'ent_coef_start="plateau" is the start of a decay: give ent_coef_final, where it leads to',
+            )
+        if self.ent_plateau_patience is not None and self.ent_coef_start != "plateau":
+            raise _conflict(
+                "ent_plateau_patience",
+                f'ent_plateau_patience={self.ent_plateau_patience} waits for a plateau: give ent_coef_start="plateau"',
+            )
+        for name in ("ent_boost_below", "ent_boost_cap"):
+            if (value := getattr(self, name)) is not None and max(listed(self.ent_boost_factor)) == 1:
+                raise _conflict(name, f"{name}={value!r} is for a boost: give an ent_boost_factor above 1")
+
+
+@dataclass
+class AgentSettings(EntropySettings):
+    """Arguments of the agent. Those that Stable-Baselines3's PPO has keep its names, order, meanings and defaults."""
+
+    per_member = False
+    policy: str | type[DistributionalPolicy] = setting(
+        "MlpLstmPolicy",
+        "Mlp for numbers, Cnn for images, MultiInput for dicts of observations; with an LSTM, a GRU, or without "
+        "memory. In Python also a class; one that derives from Stable-Baselines3's ActorCriticPolicy has its own "
+        "networks, and a critic that predicts one number.",
+        section="policy",
+        key="name",
+        form=PolicyName,
+    )
+    env: GymEnv | str | None = argument(
+        None, "A Gymnasium environment or its id, a VecEnv, or a vector environment of Gymnasium or EnvPool."
+    )
+    learning_rate: float | Schedule | None = setting(
+        None,
+        "Size of steps; 1e-5 to 1e-2. May be a schedule: a function of the remaining progress, in configurations "
+        "{kind: linear, start: 3e-4, end: 0}, or cosine. None: 3e-4.",
+        file_default=DEFAULT_LEARNING_RATE,
+        at_least=0,
+        at_most=LARGE,
+        is_hyperparameter=True,
+    )
+    n_steps: int | None = setting(
+        None,
+        "Steps of every environment between updates. None: 128 with a recurrent policy, as RecurrentPPO has it, and "
+        "2048 without, as PPO.",
+        at_least=1,
+        changes_on_load=True,
+        fixed=_SHAPE,
+    )
+    batch_size: int | None = setting(
+        None,
+        "Samples in a minibatch, of whole sequences; the last one may be smaller, and one larger than the rollout "
+        "means all of it. Larger: steadier, and faster on the clock; 32 to 4096. None: 128 with a recurrent policy, 64 "
+        "without.",
+        at_least=1,
+        changes_on_load=True,
+        fixed=_SHAPE,
+    )
+    n_epochs: int = setting(
+        10,
+        "Passes over the rollout. More learn more from it, and move the policy further; 3 to 20.",
+        at_least=1,
+        at_most=LARGE,
+        is_hyperparameter=True,
+    )
+    gamma: float = setting(
+        0.99,
+        "Discount. Closer to 1 looks further ahead; 0.9 to 0.999.",
+        at_least=0,
+        at_most=1,
+        is_hyperparameter=True,
+    )
+    gae_lambda: float = setting(
+        0.95,
+        "λ of generalised advantage estimation. Closer to 1: less bias, more noise; 0.9 to 1.",
+        at_least=0,
+        at_most=1,
+        is_hyperparameter=True,
+    )
+    clip_range: float | Schedule = setting(
+        0.2,
+        "How far probabilities of actions may move in an update; 0.1 to 0.3. May be a schedule.",
+        at_least=0,
+        at_most=LARGEST,
+        is_hyperparameter=True,
+    )
+    clip_range_vf: float | Schedule | None = setting(
+        None,
+        "The same for predictions of returns, in their standard deviations; 0.1 to 1. None: not clipped.",
+        above=0,
+        at_most=LARGEST,
+        is_hyperparameter=True,
+    )
+    normalize_advantage: bool = setting(
+        True, "Advantages to mean 0 and standard deviation 1, once over the rollout.", changes_on_load=True
+    )
+    ent_coef: float = setting(
+        0.0,
+        "Weight of the entropy. Larger explores more; 0 to 0.01.",
+        at_least=0,
+        at_most=LARGE,
+        is_hyperparameter=True,
+    )
+    vf_coef: float = setting(
+        0.5, "Weight of the critics' loss; 0.25 to 1.", at_least=0, at_most=LARGE, is_hyperparameter=True
+    )
+    max_grad_norm: float = setting(
+        0.5, "Gradients are clipped to this norm; 0.3 to 10.", above=0, at_most=LARGEST, is_hyperparameter=True
+    )
+    use_sde: bool = setting(
+        False,
+        "Generalised state-dependent exploration (gSDE) of Box actions: noise that changes as smoothly as the state, "
+        "for robots. With log_std_init=-2 or so.",
+    )
+    sde_sample_freq: int = setting(
+        -1,
+        "For use_sde: steps after which exploration matrices are drawn anew; 4 to 64. Fewer explore more, and less "
+        "smoothly. -1: only when a rollout begins.",
+        at_least=-1,
+        changes_on_load=True,
+    )
+    target_kl: float | None = setting(
+        None,
+        "KL divergence that an update aims at; 0.005 to 0.05. None: as far as clipping lets it.",
+        above=0,
+        at_most=LARGEST,
+        is_hyperparameter=True,
+    )
+    _: KW_ONLY
+    sequence_length: int | None = setting(
+        None,
+        "Steps through which gradients flow back in time; recurrent states carry on over its ends. Longer learns "
+        "longer memories, and is slower. 1 without recurrence. None: up to 128, and half of batch_size.",
+        at_least=1,
+        changes_on_load=True,
+        fixed=_SHAPE,
+    )
+    optimizer_class: str | type[Optimizer] = argument(
+        DEFAULT_OPTIMIZER,
+        'The optimizer: "adaptive_upgd", "upgd", "upgdw", "adamw", "adam", "sgd", in any spelling ("AdaptiveUPGD"), or '
+        "a class.",
+        fixed="the state of one optimizer is of no use to another",
+    )
+    optimizer_kwargs: Mapping[str, Any] | None = argument(
+        None, "Arguments of the optimizer. An lr among them replaces learning_rate."
+    )
+    variance_gradient_scaling: bool | None = argument(
+        None, "Scale gradients down when they are mostly noise. None: yes."
+    )
+    vgs_kwargs: Mapping[str, Any] | None = argument(None, "Arguments of driftproof.optim.VarianceGradientScaler.")
+    value_clip_mode: ClipMode | None = setting(
+        None, "What clip_range_vf bounds of a predicted distribution. None: mean_only.", section="critic"
+    )
+    cvar_alpha: float | None = setting(
+        None,
+        "Advantages from the mean of the worst share of predicted returns. Smaller is more cautious; 0.05 to 0.5. "
+        "None: of all.",
+        above=0,
+        at_most=1,
+        section="critic",
+        is_hyperparameter=True,
+    )
+    return_scale_decay: float = setting(
+        0.9,
+        "Memory of the running scale of returns, per update. Larger is steadier, and slower to follow.",
+        at_least=0,
+        below=1,
+        section="critic",
+    )
+    kl_stop: StopMode | None = setting(
+        "absolute",
+        "How target_kl ends an update: at the first minibatch 1.5 times beyond it, after some in a row, at some share "
+        "of them, or not at all (None).",
+    )
+    kl_stop_patience: int | None = setting(None, "Minibatches in a row, for kl_stop consecutive. None: 3.", at_least=1)
+    kl_stop_fraction: float | None = setting(
+        None, "Share of the minibatches, for kl_stop fraction. None: 0.25.", at_least=0, below=1
+    )
+    kl_penalty: bool | Mapping[str, float] = setting(
+        False,
+        "Add the KL divergence to the loss, with a coefficient that is controlled to reach target_kl; True, or "
+        "settings of the controller: {kp: 0.1, ki: 0.4, kd: 0, max_coef: 10, init_coef: 0}.",
+        form=bool | KLPenaltySettings,
+    )
+    adversarial: AdversarySettings | None = argument(
+        None, "Train against perturbed observations: driftproof.adversarial.SAPPOConfig. Not with cuda_graph."
+    )
+    skip_limit: int = setting(
+        10,
+        "Minibatches in a row with a loss or gradient that is not finite, until training stops.",
+        at_least=1,
+        changes_on_load=True,
+    )
+    cuda_graph: bool = setting(False, "Capture the optimizer step in a CUDA graph. Needs device cuda.")
+    mixed_precision: bool = setting(False, "Networks in bfloat16. Needs device cuda.")
+    stats_window_size: int = setting(
+        100, "Episodes that are averaged in the log.", at_least=1, section="run", changes_on_load=True
+    )
+    tensorboard_log: str | os.PathLike[str] | None = argument(
+        None, "Folder for TensorBoard's logs.", changes_on_load=True
+    )
+    policy_kwargs: Mapping[str, Any] | None = argument(
+        None,
+        "Arguments of driftproof.nn.policies.DistributionalPolicy; optimizer_class and optimizer_kwargs may be here "
+        "too, as in Stable-Baselines3.",
+        changes_on_load=True,
+    )
+    verbose: int = argument(0, "0: nothing, 1: progress, 2: more.", at_least=0, changes_on_load=True)
+    seed: int | None = argument(None, "Seed of all random numbers.", at_least=0, changes_on_load=True)
+    device: Device = argument("auto", 'Where networks are: "auto", "cpu", "cuda".')
+    _init_setup_model: bool = argument(True, "False: networks are built later, by _setup_model().")
+    vgs_enabled: bool | None = argument(None, "The same as variance_gradient_scaling.")
+    vgs_beta: float | None = argument(None, "beta in vgs_kwargs, by its name in configurations; so are those below.")
+    vgs_alpha: float | None = argument(None, "alpha in vgs_kwargs.")
+    vgs_eps: float | None = argument(None, "eps in vgs_kwargs.")
+    vgs_warmup_steps: int | None = argument(None, "warmup_steps in vgs_kwargs.")
+    vgs_min_scaling_factor: float | None = argument(None, "min_scaling_factor in vgs_kwargs.")
+    vgs_variance_cap: float | None = argument(None, "variance_cap in vgs_kwargs.")
+    vgs_statistic: str | None = argument(None, "statistic in vgs_kwargs.")
+    vgs_apply_to: str | None = argument(None, "apply_to in vgs_kwargs.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.tensorboard_log, str | os.PathLike | None):
+            raise TypeError(f"tensorboard_log must be a path, not {self.tensorboard_log!r}")
+        self._check_stop()
+        if self.value_clip_mode is not None and self.clip_range_vf is None:
+            raise _conflict(
+                "value_clip_mode", f"value_clip_mode={self.value_clip_mode!r} needs clip_range_vf, by how much to clip"
+            )
+        if not isinstance(self.kl_penalty, bool | Mapping):
+            raise TypeError(
+                f"kl_penalty must be True, False or a mapping from names to values, not {self.kl_penalty!r}"
+            )
+        if isinstance(self.kl_penalty, Mapping):
+            known = [name for name, each in settings_of(KLPenaltySettings).items() if each.about.in_files]
+            check_names("kl_penalty", self.kl_penalty, known, "KLPenalty")
+            KLPenaltySettings(target=1.0, **dict[str, Any](self.kl_penalty))
+        if self.has_kl_penalty and self.target_kl is None:
+            raise _conflict("kl_penalty", "kl_penalty needs target_kl, the KL divergence that it is to reach")
+        if self.adversarial is not None and self.cuda_graph:
+            raise _conflict(
+                "cuda_graph", "cuda_graph=True does not capture attacks: leave out cuda_graph, or adversarial"
+            )
+        if self.ent_coef < self.ent_coef_min:
+            raise _conflict(
+                "ent_coef",
+                f"ent_coef {self.ent_coef!r} is below ent_coef_min {self.ent_coef_min!r}, which would replace it: "
+                "raise the one or lower the other",
+            )
+
+    @property
+    def has_kl_penalty(self) -> bool:
+        """Whether the KL divergence is part of the loss."""
+        return self.kl_penalty is not False
+
+    def _check_stop(self) -> None:
+        mode, target = self.kl_stop, self.target_kl
+        if mode not in (None, "absolute") and target is None:
+            raise _conflict("kl_stop", f"kl_stop={mode!r} needs target_kl, the KL divergence to stop at")
+        if mode is None and target is not None and not self.has_kl_penalty:
+            raise _conflict(
+                "target_kl",
+                f"target_kl={target!r} has no use with kl_stop=None and without kl_penalty: give one of them",
+            )
+        for name, needed in {"kl_stop_patience": "consecutive", "kl_stop_fraction": "fraction"}.items():
+            if (value := getattr(self, name)) is not None and mode != needed:
+                raise _conflict(name, f'{name}={value} is for kl_stop="{needed}", not {mode!r}')
+
+    @staticmethod
+    def hint(name: str) -> str:
+        """What somebody may have meant who gave an argument that there is not."""
+        if name in _EARLIER:
+            return f"it is {_EARLIER[name]}"
+        for holder, names in {"policy_kwargs": settings_of(PolicySettings), "optimizer_kwargs": OPTIONS}.items():
+            if name in names:
+                return f"it belongs into {holder}: {holder}={{{name!r}: ...}}"
+        found = nearest(name, settings_of(AgentSettings))
+        return found if found.startswith("did") else "see its documentation for those that it has"
+
+
+def _conflict(name: str, message: str) -> ArgumentError:
+    """A setting is wrong because of others."""
+    return ArgumentError(message, name)
+
+
+_EARLIER = {
+    "ent_coef_initial": "ent_coef",
+    "entropy_coef": "ent_coef",
+    "lr": "learning_rate",
+    "use_twin_critics": "policy_kwargs={'twin_critics': ...}",
+    "kl_early_stop": "kl_stop",
+    "kl_exceed_stop_fraction": "kl_stop='fraction' with kl_stop_fraction",
+    **dict.fromkeys(
+        ("rollout_buffer_class", "rollout_buffer_kwargs"),
+        "not replaceable: rollouts are tensors cut into sequences; read them through model.rollout_buffer",
+    ),
+}
+"""Arguments of the earlier system and of Stable-Baselines3, and what they are called here."""
+
+HYPERPARAMETERS = {name: each for name, each in settings_of(AgentSettings).items() if each.about.is_hyperparameter}
+"""Settings of the agent that may change while it trains."""

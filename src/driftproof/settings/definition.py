@@ -1,0 +1,288 @@
+"""Definitions of settings: dataclasses whose fields say type, default, bounds and effect, and what derives from them.
+
+A field made by :func:`setting` is the one place where a setting is defined. Constructors take their signature from a
+definition (:func:`takes`), values are checked against it (:func:`check_values`), and :mod:`driftproof.config` makes
+sections of configurations, their JSON Schema and their documentation from it. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import textwrap
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof._members import check_numbers
+from driftproof.settings.schedules import Schedule, base_and_schedule
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Given = TypeVar("Given")
+Kind = TypeVar("Kind", bound=type[Any])
+
+LARGE = 1e6
+"""Whatever is larger is a mistake, and would leave nothing of the networks."""
+LARGEST = 1e15
+"""Upper bound of numbers that only bound others."""
+MOST_UNITS = 2**16
+"""Of what takes memory or processes as soon as it is made: a slip, or a stranger's file, must not take all there is."""
+_NOT_SET: Any = object()
+_WIDTH = 116
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a definition says of one setting, besides its name, type and default.
+
+    Attributes:
+        doc: Its effect, in which direction, and typical values, as one or two sentences.
+        bounds: Arguments of :func:`driftproof._arguments.check_number`.
+        section: Section of configurations; ``None``: that of the definition.
+        key: Its name there; ``None``: its own name.
+        form: Its type there, where it is not that of the constructor.
+        file_default: Its default there, where it is not that of the constructor.
+        in_files: Whether configurations have it.
+        is_hyperparameter: Whether it may change while an agent trains, so that populations can search it.
+        changes_on_load: Whether ``load(path, name=...)`` may change what a checkpoint says.
+        fixed: Why it cannot change while an agent trains, if that is not only because it is set when one is made.
+        check: Returns the value, or the normal form of it, or raises a ``ValueError``.
+        pattern: Regular expression that editors check texts with.
+    """
+
+    doc: str
+    bounds: Mapping[str, float]
+    section: str | None = None
+    key: str | None = None
+    form: Any = None
+    file_default: Any = _NOT_SET
+    in_files: bool = True
+    is_hyperparameter: bool = False
+    changes_on_load: bool = False
+    fixed: str | None = None
+    check: Callable[[Any], Any] | None = None
+    pattern: str | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a definition.
+
+    Attributes:
+        name: Name in Python.
+        type: Type in Python.
+        default: Default; ``dataclasses.MISSING`` without one.
+        about: Everything else.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    about: Metadata
+
+    @property
+    def bounds(self) -> Mapping[str, float]:
+        """Arguments of :func:`driftproof._arguments.check_number`."""
+        return self.about.bounds
+
+    @property
+    def has_file_default(self) -> bool:
+        """Whether configurations have another default than constructors."""
+        return self.about.file_default is not _NOT_SET
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether ``None`` is a value."""
+        return type(None) in alternatives(self.type)
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether it may be a function of the remaining progress."""
+        return Schedule in alternatives(self.type)
+
+    @property
+    def is_count(self) -> bool:
+        """Whether only whole numbers are right."""
+        return int in alternatives(self.type)
+
+    def check(self, value: Any, name: str | None = None, per_member: bool = False) -> None:
+        """Raise an error that names the setting unless the value is of its type and within its bounds.
+
+        Args:
+            value: To check.
+            name: What to call it; ``None``: by its name.
+            per_member: Whether a number may be one per member, in a tensor.
+        """
+        name = self.name if name is None else name
+        kinds = alternatives(self.type)
+        if value is None and self.is_optional:
+            return
+        if Schedule in kinds and callable(value):
+            value, _ = base_and_schedule(name, value)
+        if options := [option for kind in kinds if get_origin(kind) is Literal for option in get_args(kind)]:
+            check_option(name, value, options)
+        elif kinds[0] is bool and len(kinds) == 1 + self.is_optional:
+            check_flag(name, value)
+        elif int in kinds:
+            check_count(name, value, **{key: int(bound) for key, bound in self.bounds.items()})
+        elif float in kinds:
+            (check_numbers if per_member else check_number)(name, value, **self.bounds)
+        elif get_origin(kinds[0]) is _MAPPING and not isinstance(value, Mapping):
+            raise TypeError(f"{name} must be a mapping from names to values, not {value!r}")
+        if self.about.check is not None:
+            self.about.check(value)
+
+
+_MAPPING = get_origin(Mapping[str, Any])
+
+
+def setting(
+    default: T = _NOT_SET,
+    doc: str = "",
+    *,
+    factory: Callable[[], T] = _NOT_SET,
+    at_least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    **more: Any,
+) -> T:
+    """A field of a definition.
+
+    Args:
+        default: Default; without one, the argument is required.
+        doc: Effect, direction and typical values. ``None``, ``True`` and ``False`` become YAML's in configurations.
+        factory: Makes the default, where it can be changed.
+        at_least: Least value.
+        above: Bound that is not reached.
+        below: Bound that is not reached.
+        at_most: Largest value.
+        more: See :class:`Metadata`.
+    """
+    limits = {"at_least": at_least, "above": above, "below": below, "at_most": at_most}
+    about = Metadata(doc, {name: bound for name, bound in limits.items() if bound is not None}, **more)
+    arguments: dict[str, Any] = {"metadata": {"setting": about}}
+    if factory is not _NOT_SET:
+        arguments["default_factory"] = factory
+    elif default is not _NOT_SET:
+        arguments["default"] = default
+    made: T = field(**arguments)
+    return made
+
+
+def argument(default: T = _NOT_SET, doc: str = "", **more: Any) -> T:
+    """A field of a definition that only constructors have: configurations say it otherwise, or not at all."""
+    return setting(default, doc, in_files=False, **more)
+
+
+def settings_of(definition: type[Any]) -> Mapping[str, Setting]:
+    """All settings of a definition by name, in the order of its constructor."""
+    known: Mapping[str, Setting] = _settings_of(definition)  # type: ignore[arg-type]
+    return known
+
+
+@functools.cache
+def _settings_of(definition: Any) -> Mapping[str, Setting]:
+    fields = {each.name: each for each in dataclasses.fields(definition)}
+    hints = get_type_hints(definition)
+    return {
+        name: Setting(name, hints[name], _default(fields[name]), fields[name].metadata["setting"])
+        for name in inspect.signature(definition).parameters
+    }
+
+
+def _default(each: dataclasses.Field[Any]) -> Any:
+    return each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+
+
+def defaults_of(definition: type[Any]) -> dict[str, Any]:
+    """Defaults of all settings that have one."""
+    return {
+        name: each.default for name, each in settings_of(definition).items() if each.default is not dataclasses.MISSING
+    }
+
+
+def check_values(given: Any) -> None:
+    """Raise an error that names the first wrong value of an instance of a definition."""
+    for name, each in settings_of(type(given)).items():
+        each.check(getattr(given, name), per_member=getattr(given, "per_member", False))
+
+
+def check_names(place: str, given: Iterable[str], known: Iterable[str], owner: str) -> None:
+    """Refuse unknown names with the nearest known one.
+
+    Args:
+        place: Argument that holds these names.
+        given: The names.
+        known: Names that are right.
+        owner: Who knows these.
+
+    Raises:
+        TypeError: There is no such name.
+    """
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{place} has {name!r}, which {owner} does not know; {nearest(str(name), known)}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for somebody who used an unknown name."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+
+
+def takes(
+    definition: Callable[P, Given],
+) -> Callable[[Callable[[Any, Given], None]], Callable[Concatenate[Any, P], None]]:
+    """Give an ``__init__`` the signature of a definition, of which it gets a checked instance.
+
+    Type checkers, editors and ``inspect.signature`` see every argument with its type and default.
+    """
+
+    def decorate(init: Callable[[Any, Given], None]) -> Callable[Concatenate[Any, P], None]:
+        signature = inspect.signature(definition)
+
+        @functools.wraps(init)
+        def __init__(self: Any, *args: P.args, **kwargs: P.kwargs) -> None:  # noqa: N807
+            for name in kwargs:
+                if name not in signature.parameters:
+                    hint = getattr(definition, "hint", None) or functools.partial(nearest, known=signature.parameters)
+                    raise TypeError(
+                        f"{type(self).__name__}() got an unexpected keyword argument {name!r}; {hint(name)}"
+                    )
+            init(self, definition(*args, **kwargs))
+
+        parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        __init__.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[parameter, *signature.parameters.values()], return_annotation=None
+        )
+        return cast(Callable[Concatenate[Any, P], None], __init__)
+
+    return decorate
+
+
+def documented(definition: type[Any]) -> Callable[[Kind], Kind]:
+    """Append the arguments of a definition to the docstring of a class that takes them."""
+
+    def decorate(kind: Kind) -> Kind:
+        lines = [
+            textwrap.fill(f"{name}: {each.about.doc}", _WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 12)
+            for name, each in settings_of(definition).items()
+        ]
+        kind.__doc__ = f"{(kind.__doc__ or '').rstrip()}\n\n    Args:\n" + "\n".join(lines) + "\n    "
+        return kind
+
+    return decorate
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """The types of a union, or the only one."""
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    return get_args(annotation) if is_union else (annotation,)

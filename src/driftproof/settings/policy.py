@@ -1,0 +1,213 @@
+"""Settings of the networks, :class:`driftproof.nn.policies.DistributionalPolicy`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from driftproof._arguments import ArgumentError, check_number
+from driftproof._registry import CORES, VALUE_HEADS
+from driftproof.settings.definition import MOST_UNITS, argument, check_values, setting
+
+if TYPE_CHECKING:
+    from gymnasium.spaces import Space
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+    from torch import nn
+
+    from driftproof.nn.cores import Core
+    from driftproof.nn.heads import ValueHead
+
+    AnySpace: TypeAlias = Space[Any]
+    Module: TypeAlias = nn.Module
+else:
+    AnySpace = BaseFeaturesExtractor = Core = Module = ValueHead = Any
+
+PolicyName: TypeAlias = Literal[
+    "MlpLstmPolicy",
+    "MlpGruPolicy",
+    "MlpPolicy",
+    "CnnLstmPolicy",
+    "CnnGruPolicy",
+    "CnnPolicy",
+    "MultiInputLstmPolicy",
+    "MultiInputGruPolicy",
+    "MultiInputPolicy",
+]
+Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"]
+
+_BUILT_IN = "it is built into the networks"
+_OF_HEAD = {
+    **dict.fromkeys(("num_quantiles", "huber_kappa"), "quantile"),
+    **dict.fromkeys(("num_atoms", "v_min", "v_max"), "categorical"),
+}
+_OF_MEMORY = (
+    *("lstm_hidden_size", "n_lstm_layers", "lstm_kwargs"),
+    *("shared_recurrence", "shared_lstm", "enable_critic_lstm"),
+)
+_OF_SDE = ("full_std", "use_expln")
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Widths of layers, for the actor and the critics."""
+
+    pi: list[int] = setting(doc="Of the actor.", at_least=1, at_most=MOST_UNITS)
+    vf: list[int] = setting(doc="Of the critics.", at_least=1, at_most=MOST_UNITS)
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """Arguments of the networks."""
+
+    observation_space: AnySpace = argument(doc="What the agent sees.")
+    action_space: AnySpace = argument(doc="What it can do: Discrete, MultiDiscrete, MultiBinary or Box.")
+    _: KW_ONLY
+    core: str | type[Core] | None = setting(
+        None,
+        "The memory, if it is to be another than the policy's name says: lstm, gru, none, or a class of your own, in "
+        "configurations as module:Class.",
+        form=str | None,
+        check=CORES.name,
+    )
+    net_arch: Sequence[int] | Mapping[str, Sequence[int]] | None = setting(
+        None,
+        "Widths of the layers behind the memory: a list for actor and critics, or {pi: [...], vf: [...]}. None: two of "
+        "64, and none behind a CNN.",
+        at_least=1,
+        at_most=MOST_UNITS,
+        form=list[int] | Widths | None,
+        fixed=_BUILT_IN,
+    )
+    activation_fn: type[Module] | None = setting(
+        None, "Activation between these layers. None: tanh.", form=Activation, file_default="tanh"
+    )
+    ortho_init: bool = setting(
+        True,
+        "Orthogonal initial weights, small ones for the actions; the recurrent core has its own initialisation.",
+    )
+    lstm_hidden_size: int = setting(
+        128,
+        "Units of the memory, LSTM or GRU. More remember more, and are slower; 32 to 512.",
+        at_least=1,
+        at_most=MOST_UNITS,
+        fixed=_BUILT_IN,
+    )
+    n_lstm_layers: int = setting(1, "Its layers; 1 or 2.", at_least=1, at_most=MOST_UNITS, fixed=_BUILT_IN)
+    lstm_kwargs: Mapping[str, Any] | None = setting(
+        None, "More arguments of the core; of torch's LSTM and GRU: dropout between layers while training, bias."
+    )
+    shared_recurrence: bool = setting(False, "One memory for actor and critics, which then learn it together. Faster.")
+    shared_lstm: bool = setting(
+        False,
+        "With enable_critic_lstm=False, as in sb3-contrib: critics see the actor's memory, and only the actor learns "
+        "it.",
+    )
+    enable_critic_lstm: bool = setting(True, "False: critics without memory of their own.")
+    features_extractor_class: type[BaseFeaturesExtractor] | None = setting(
+        None,
+        "From observations to features: FlattenExtractor, NatureCNN, CombinedExtractor, or a class of your own, in "
+        "configurations as module:Class. None: what fits the policy's name.",
+        form=str | None,
+    )
+    features_extractor_kwargs: Mapping[str, Any] | None = setting(
+        None, "Arguments of the features extractor, but for the observation space."
+    )
+    share_features_extractor: bool = setting(True, "One features extractor for actor and critics.")
+    normalize_images: bool = setting(True, "Divide images by 255.")
+    use_sde: bool = argument(
+        False, "Exploration of Box actions by noise that is a function of the state. The agent passes it on."
+    )
+    log_std_init: float = setting(
+        0.0,
+        "Initial log standard deviation of Box actions, or with use_sde of the exploration matrix. Lower explores less "
+        "at first; -3 to 0.",
+    )
+    full_std: bool = setting(
+        True,
+        "For use_sde: a standard deviation for every element of the exploration matrix, not one for every feature.",
+    )
+    use_expln: bool = setting(False, "For use_sde: standard deviations that grow more slowly above 1.")
+    squash_output: bool = setting(False, "Box actions by a tanh inside their bounds, instead of clipped to them.")
+    twin_critics: bool = setting(
+        True, "Two critics, of which the more cautious counts.", section="critic", fixed=_BUILT_IN
+    )
+    value_head: str | type[ValueHead] = setting(
+        "quantile",
+        "What a critic predicts: quantile, quantiles of returns; categorical, probabilities of given returns; or a "
+        "class of your own, in configurations as module:Class.",
+        section="critic",
+        form=str,
+        check=VALUE_HEADS.name,
+    )
+    value_head_kwargs: Mapping[str, Any] | None = setting(
+        None, "Further arguments of the value head, such as one of your own has.", section="critic"
+    )
+    num_quantiles: int = setting(
+        32,
+        "Quantiles of a quantile head. More are finer, and slower; 8 to 200.",
+        at_least=1,
+        at_most=MOST_UNITS,
+        section="critic",
+        fixed=_BUILT_IN,
+    )
+    huber_kappa: float = setting(
+        0.1,
+        "Threshold of a quantile head's Huber loss, in units of the return's standard deviation. Larger is smoother, "
+        "and bends quantiles towards the mean; up to 1.",
+        above=0,
+        section="critic",
+        fixed=_BUILT_IN,
+    )
+    num_atoms: int = setting(
+        51,
+        "Atoms of a categorical head; 21 to 101.",
+        at_least=2,
+        at_most=MOST_UNITS,
+        section="critic",
+        fixed=_BUILT_IN,
+    )
+    v_min: float = setting(-10.0, "First atom, in normalised returns.", section="critic", fixed=_BUILT_IN)
+    v_max: float = setting(10.0, "Last atom, in normalised returns.", section="critic", fixed=_BUILT_IN)
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        check_number("v_min", self.v_min, below=self.v_max)
+        self._check_sharing()
+
+    def _check_sharing(self) -> None:
+        if self.shared_recurrence and self.shared_lstm:
+            raise ArgumentError(
+                "shared_recurrence=True and shared_lstm=True are two ways of sharing: give the first if critics shall "
+                "learn the memory too, or the second"
+            )
+        if self.shared_recurrence and not self.enable_critic_lstm:
+            raise ArgumentError(
+                "shared_recurrence=True gives critics the actor's memory; enable_critic_lstm=False takes it"
+            )
+        if self.shared_lstm and self.enable_critic_lstm:
+            raise ArgumentError(
+                "shared_lstm=True and enable_critic_lstm=True are two memories for the critics: use shared_lstm=True, "
+                "enable_critic_lstm=False to let only the actor learn the memory, or shared_recurrence=True to let "
+                "critics learn it too"
+            )
+        if (self.shared_recurrence or self.shared_lstm) and not self.share_features_extractor:
+            raise ArgumentError(
+                "critics that share the actor's memory share its features: share_features_extractor=False has no use"
+            )
+
+
+def unused_by_policy(value_head: str | None = None, has_memory: bool = True, use_sde: bool = True) -> dict[str, str]:
+    """Settings of the networks that have no effect, each with what it needs.
+
+    Args:
+        value_head: What critics predict; ``None``: is not known.
+        has_memory: Whether the policy is recurrent.
+        use_sde: Whether it explores with gSDE.
+    """
+    unused = {name: f"value_head={head!r}" for name, head in _OF_HEAD.items() if value_head not in (None, head)}
+    if not has_memory:
+        unused |= dict.fromkeys(_OF_MEMORY, "policies with memory")
+    if not use_sde:
+        unused |= dict.fromkeys(_OF_SDE, "use_sde=True")
+    return unused

@@ -1,0 +1,126 @@
+"""Settings that only configurations have: the run, its environments, its optimizer by name, and where members train."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from driftproof._registry import OPTIMIZERS
+from driftproof.settings.definition import MOST_UNITS, setting
+from driftproof.settings.optimizers import DEFAULT_OPTIMIZER
+
+DEVICE = r"^(auto|cpu|cuda(:\d+)?)$"
+
+
+def _device(name: str) -> str:
+    if not re.search(DEVICE, name):
+        raise ValueError(f"must be auto, cpu, cuda, or one of several such as cuda:1, not {name!r}")
+    return name
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What is trained, where it is written."""
+
+    total_timesteps: int = setting(
+        100_000, "Steps of all environments together; of each member of a population.", at_least=1
+    )
+    seed: int = setting(0, "Seed of all random numbers.", at_least=0)
+    device: str = setting(
+        "auto", "auto (a GPU if there is one), cpu, cuda, or one of several, cuda:1.", check=_device, pattern=DEVICE
+    )
+    threads: int | None = setting(
+        None,
+        "Threads of torch, in every process. None: as many as torch likes, or in processes of a population their share "
+        "of the cores; 1 is often the fastest for small networks.",
+        at_least=1,
+        at_most=1024,
+    )
+    checkpoint_every: int = setting(1, "Updates between checkpoints.", at_least=1)
+    keep_checkpoints: int | None = setting(5, "How many to keep, besides the best. None: all.", at_least=1)
+    exact_resume: bool = setting(
+        False,
+        "Restart environments that do not tell where they are at every checkpoint, so that a run that is interrupted "
+        "goes on to the same end, bit by bit. It costs running episodes.",
+    )
+    evaluation_episodes: int = setting(20, "Episodes played after training. 0: none.", at_least=0)
+
+
+@dataclass(frozen=True)
+class EnvSettings:
+    """The world to learn in."""
+
+    id: str = setting(
+        "CartPole-v1",
+        "A Gymnasium id; of your own environments as module:Id, where importing the module registers it.",
+    )
+    kwargs: dict[str, Any] = setting(factory=dict, doc="Arguments for making it.")
+    evaluation_kwargs: dict[str, Any] = setting(
+        factory=dict, doc="Arguments that are others when it is made for evaluation, such as {split: test}."
+    )
+    n_envs: int = setting(
+        1, "How many of it at a time. More are faster, up to the cores' limit.", at_least=1, at_most=MOST_UNITS
+    )
+    vectorization: Literal["in_process", "processes"] = setting(
+        "in_process", "One after the other, or each in a process of its own, which pays for slow ones."
+    )
+    normalize_observations: bool = setting(
+        False, "Subtract the running mean of observations, and divide by their running standard deviation."
+    )
+    clip_observations: float = setting(
+        10.0, "Normalised observations are clipped to this. Needs normalize_observations.", above=0
+    )
+    drift: list[dict[str, Any]] = setting(
+        factory=list,
+        doc="What changes about it, a list such as [{kind: dynamics, names: length, schedule: {kind: sudden, "
+        "values: [1, 2], every: 10000}}]; see docs on drifting worlds.",
+    )
+    drift_seed: int | None = setting(
+        None, "Seed of what is random about the drift. None: run.seed; all environments drift alike.", at_least=0
+    )
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Which optimizer."""
+
+    name: str = setting(
+        DEFAULT_OPTIMIZER,
+        f"{', '.join(OPTIMIZERS.built_in)}, or a class of torch.optim's kind as module:Class. The UPGD family "
+        "keeps networks plastic when the world changes.",
+        check=OPTIMIZERS.name,
+    )
+    kwargs: dict[str, Any] = setting(
+        factory=dict, doc="Its arguments, such as {sigma: 0.001, weight_decay: 0.001}. An lr here is ppo.learning_rate."
+    )
+
+
+@dataclass(frozen=True)
+class BackendSettings:
+    """Where members of a population train."""
+
+    backend: Literal["inline", "process", "ray"] = setting(
+        "process",
+        "Where members train: one after the other, in processes of this machine, or on a Ray cluster.",
+    )
+    workers: int | None = setting(
+        None, "Processes, for backend process. None: as many as there are cores.", at_least=1, at_most=MOST_UNITS
+    )
+    resources_per_member: dict[str, Any] = setting(factory=dict, doc="For backend ray: {num_cpus: 2, num_gpus: 0.25}.")
+    address: str | None = setting(
+        None, "For backend ray: address of a running cluster; auto: the one this machine is part of."
+    )
+    synchronous: bool = setting(
+        False,
+        "Decide for all members when all have done the same number of updates, so that nothing depends on who is "
+        "faster.",
+    )
+    max_restarts: int = setting(3, "How often in a row a member may fail before it is given up.", at_least=0)
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Whether adversarial training is on."""
+
+    enabled: bool = setting(False, "Whether to. If not, nothing else may be set here.")

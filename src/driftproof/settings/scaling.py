@@ -1,0 +1,78 @@
+"""Settings of variance gradient scaling, :class:`driftproof.optim.VarianceGradientScaler`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from driftproof.settings.definition import LARGEST, argument, check_values, setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any
+
+Statistic: TypeAlias = Literal["elementwise", "spatial_mean"]
+ApplyTo: TypeAlias = Literal["gradient", "update"]
+
+
+class MetricLogger(Protocol):
+    """Takes metrics, as Stable-Baselines3's logger does."""
+
+    def record(self, key: str, value: Any) -> None:
+        """Take one number."""
+
+
+@dataclass(frozen=True)
+class VGSSettings:
+    """Arguments of the scaler."""
+
+    parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]] | None = argument(
+        None, "Tensors, or pairs of name and tensor. None: to be given to update_parameters()."
+    )
+    enabled: bool = setting(True, "Whether gradients are scaled. If not, nothing else may be set here.")
+    beta: float = setting(
+        0.99,
+        "Memory of the averages, about 1 / (1 - beta) steps. Longer tells noise and signal apart better: in pure "
+        "noise, the ratio of variance to squared mean reads about (1 + beta) / (1 - beta).",
+        at_least=0,
+        below=1,
+        is_hyperparameter=True,
+    )
+    alpha: float = setting(
+        0.1,
+        "Strength: where alpha * normalised variance = 1, the factor is 1/2; 0.01 to 1.",
+        at_least=0,
+        at_most=LARGEST,
+        is_hyperparameter=True,
+    )
+    eps: float = setting(1e-8, "Least signal, relative to the energy of the gradient.", above=0)
+    warmup_steps: int = setting(
+        100,
+        "Optimizer steps in which averages are gathered and nothing is scaled; 10 to 1000.",
+        at_least=0,
+        at_most=LARGEST,
+        is_hyperparameter=True,
+    )
+    min_scaling_factor: float = setting(
+        0.1, "Least factor. Larger limits the effect.", above=0, at_most=1, is_hyperparameter=True
+    )
+    variance_cap: float = setting(
+        50.0, "Largest normalised variance that counts.", above=0, at_most=LARGEST, is_hyperparameter=True
+    )
+    statistic: Statistic = setting(
+        "elementwise",
+        "What is measured: the variance over time of every element, summed over the tensor, which keeps a float32 for "
+        "each; or of each tensor's mean, which keeps next to nothing, and is blind to noise that cancels within a "
+        "tensor, such as elements that flip their signs against each other.",
+    )
+    apply_to: ApplyTo = setting(
+        "gradient", "Scale gradients, which Adam-like directions mostly cancel, or the step itself."
+    )
+    logger: MetricLogger | None = argument(
+        None, "Anything with record(key, value); gets the metrics as numbers in every step()."
+    )
+
+    def __post_init__(self) -> None:
+        check_values(self)

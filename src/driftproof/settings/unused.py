@@ -1,0 +1,41 @@
+"""Settings that have no effect beside certain others are refused, with what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+
+def given_in_vain(
+    given: Mapping[str, Any], defaults: Mapping[str, Any], unused: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Settings without effect that are given another value than their default: the name, and what is wrong with it.
+
+    Args:
+        given: The settings.
+        defaults: Defaults of all settings that may have no effect.
+        unused: Those that have none, with what they need.
+    """
+    for name, needed in unused.items():
+        if name in given and given[name] != defaults[name]:
+            yield name, f"{given[name]!r} would have no effect, it is for {needed}; remove it"
+
+
+def refuse_unused(
+    given: Mapping[str, Any], defaults: Mapping[str, Any], unused: Mapping[str, str], place: str = ""
+) -> None:
+    """Raise a ``ValueError`` if :func:`given_in_vain` finds something.
+
+    Args:
+        given: The settings.
+        defaults: Defaults of all settings that may have no effect.
+        unused: Those that have none, with what they need.
+        place: What comes before their names in messages.
+    """
+    for name, problem in given_in_vain(given, defaults, unused):
+        raise ValueError(f"{place}{name}={problem}")
+
+
+def without_unused(given: Mapping[str, Any], unused: Iterable[str]) -> dict[str, Any]:
+    """What is left of settings without those that have no effect, which files of earlier versions may hold."""
+    return {name: value for name, value in given.items() if name not in set(unused)}
