@@ -71,9 +71,10 @@ class PerturbationConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
-        ATTACKS.load(self.attack_method)
         if isinstance(self.attack_method, str):
             object.__setattr__(self, "attack_method", ATTACKS.name(self.attack_method))
+        else:
+            ATTACKS.load(self.attack_method)
         if self.clip_min is not None and self.clip_max is not None and not self.clip_min < self.clip_max:
             raise ValueError(f"clip_min={self.clip_min!r} must be below clip_max={self.clip_max!r}")
 
