@@ -21,7 +21,7 @@ from driftproof.nn.distributions import ActionDistribution
 from driftproof.nn.files import ValueScale, read_policy, write_policy
 from driftproof.nn.heads import ValueHead
 from driftproof.nn.policy_distribution import PolicyDistribution
-from driftproof.nn.types import Observation
+from driftproof.nn.types import Observation, batch_size
 
 Self = TypeVar("Self", bound="PolicyInterface")
 
@@ -241,7 +241,7 @@ class PolicyInterface(BasePolicy):
 
     def _core_state(self, core: Core, state: Any, obs: Observation) -> State:
         """A given state, checked; none: zeros for sequences of one step."""
-        batch = _batch(obs)
+        batch = batch_size(obs)
         if state is None or core.parts == 0:
             return core.initial_state(batch, self.device)
         shapes = [tuple(getattr(part, "shape", ())) for part in state]
@@ -281,7 +281,7 @@ class PolicyInterface(BasePolicy):
             )
         self.set_training_mode(False)
         tensors, vectorised = self.obs_to_tensor(observation)
-        before = self._given_state(self.actor_core, state, _batch(tensors), episode_start)
+        before = self._given_state(self.actor_core, state, batch_size(tensors), episode_start)
         features: Tensor = self.extract_features(tensors, self.features_extractor)
         memory, after = self.actor_core.step(features, before)
         chosen = self.choose(*self._actor_outputs(memory), deterministic).cpu().numpy()
@@ -304,7 +304,7 @@ class PolicyInterface(BasePolicy):
         self.set_training_mode(False)
         tensors, _ = self.obs_to_tensor(observation)
         core = self.actor_core if self.critic_core is None else self.critic_core
-        before = self._given_state(core, state, _batch(tensors), episode_start)
+        before = self._given_state(core, state, batch_size(tensors), episode_start)
         features: Tensor = self.extract_features(tensors, self.vf_features_extractor)
         memory, after = core.step(features, before)
         return self.predict_returns(memory), tuple(part.cpu().numpy() for part in after) or None
@@ -388,7 +388,3 @@ def _run(core: Core, features: Tensor, state: State, episode_starts: Tensor | No
             steps.append(output)
         outputs = torch.cat(steps)
     return outputs.transpose(0, 1).flatten(0, 1), state
-
-
-def _batch(observation: Observation) -> int:
-    return len(observation if isinstance(observation, Tensor) else next(iter(observation.values())))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,27 +17,26 @@ from stable_baselines3.common.torch_layers import (
 )
 from torch import Tensor, nn
 
-from driftproof._arguments import ArgumentError, check_count, check_flag, check_number
+from driftproof._arguments import check_count, check_flag, check_number
 from driftproof._registry import VALUE_HEADS
+from driftproof.nn.acting import Acting
 from driftproof.nn.cores import (
     Core,
     CoreName,
     NoCore,
     State,
-    check_core_options,
     make_core,
-    paired_stepper,
 )
 from driftproof.nn.distributions import Gaussian, distribution_for
 from driftproof.nn.exploration import StateDependentExploration
 from driftproof.nn.heads import CategoricalHead, QuantileHead, ValueHead
-from driftproof.nn.interface import PolicyInterface
-from driftproof.nn.networks import Critic, dense_network, layer_steppers, layer_widths, output_width
+from driftproof.nn.networks import Critic, dense_network, layer_widths, output_width
+from driftproof.nn.policy_arguments import check_sharing, core_options
 from driftproof.nn.segments import Segments
-from driftproof.nn.types import Evaluation, Observation, PolicyState, RolloutNoise, RolloutStep, Step, map_observation
+from driftproof.nn.types import Evaluation, Observation, PolicyState, map_observation
 
 
-class DistributionalPolicy(PolicyInterface):
+class DistributionalPolicy(Acting):
     """Actor and critics: features, a recurrent core, a small network each, and their heads.
 
     Args:
@@ -149,13 +148,13 @@ class DistributionalPolicy(PolicyInterface):
         }
         for name, flag in flags.items():
             check_flag(name, flag)
-        self._check_sharing(shared_recurrence, shared_lstm, enable_critic_lstm, share_features_extractor)
+        check_sharing(shared_recurrence, shared_lstm, enable_critic_lstm, share_features_extractor)
         shared = shared_recurrence or shared_lstm
         self.distribution = distribution_for(action_space, squash_output)
         self.activation_fn, self.ortho_init = activation_fn, ortho_init
         self.share_features_extractor, self.log_std_init = share_features_extractor, log_std_init
         self.shared_lstm, self.enable_critic_lstm = shared_lstm, enable_critic_lstm
-        self.lstm_kwargs = _core_options(core, lstm_kwargs)
+        self.lstm_kwargs = core_options(core, lstm_kwargs)
 
         self.features_extractor = self.make_features_extractor()
         features = int(self.features_extractor.features_dim)  # Some give numbers of NumPy, which torch does not take.
@@ -212,30 +211,6 @@ class DistributionalPolicy(PolicyInterface):
             right = f"Mlp{core} or Cnn{core}" if wants_dict else f"MultiInput{core}"
             raise ValueError(f"{cls.__name__} does not fit the observation space {observation_space}: use {right}")
 
-    @staticmethod
-    def _check_sharing(
-        shared_recurrence: bool, shared_lstm: bool, enable_critic_lstm: bool, share_features_extractor: bool
-    ) -> None:
-        if shared_recurrence and shared_lstm:
-            raise ArgumentError(
-                "shared_recurrence=True and shared_lstm=True are two ways of sharing: give the first if critics shall "
-                "learn the memory too, or the second"
-            )
-        if shared_recurrence and not enable_critic_lstm:
-            raise ArgumentError(
-                "shared_recurrence=True gives critics the actor's memory; enable_critic_lstm=False takes it"
-            )
-        if shared_lstm and enable_critic_lstm:
-            raise ArgumentError(
-                "shared_lstm=True and enable_critic_lstm=True are two memories for the critics: use shared_lstm=True, "
-                "enable_critic_lstm=False to let only the actor learn the memory, or shared_recurrence=True to let "
-                "critics learn it too"
-            )
-        if (shared_recurrence or shared_lstm) and not share_features_extractor:
-            raise ArgumentError(
-                "critics that share the actor's memory share its features: share_features_extractor=False has no use"
-            )
-
     def _outputs(self) -> int:
         """How many numbers the network gives for an action; a Gaussian's spreads are parameters apart."""
         return self.distribution.size // 2 if isinstance(self.distribution, Gaussian) else self.distribution.size
@@ -274,55 +249,6 @@ class DistributionalPolicy(PolicyInterface):
         """Nothing remembered, for ``batch`` sequences."""
         critic = () if self.critic_core is None else self.critic_core.initial_state(batch, self.device)
         return PolicyState(self.actor_core.initial_state(batch, self.device), critic)
-
-    def stepper(self) -> RolloutStep:
-        """One step of acting, without gradients, for weights that do not change while it is used.
-
-        Takes observations ``[B, ...]`` and the state before them.
-        """
-        run_cores = self._core_stepper()
-        layers = layer_steppers(self.actor_network)
-        (action_head,), spread = layer_steppers(nn.Sequential(self.action_head)), self._with_spread
-        if self.exploration is not None:
-            log_std = self.exploration.stepper(self.log_std)
-
-            def spread(outputs: Tensor, latent: Tensor) -> Tensor:
-                return torch.cat((outputs, log_std(latent).expand_as(outputs)), -1)
-
-        def step(observation: Observation, state: PolicyState) -> Step:
-            latent, critic_memory, state = run_cores(*self._features(observation), state)
-            for layer in layers:
-                latent = layer(latent)
-            return Step(spread(action_head(latent), latent), critic_memory, state, latent)
-
-        return step
-
-    def _core_stepper(self) -> Callable[[Tensor, Tensor, PolicyState], tuple[Tensor, Tensor, PolicyState]]:
-        """From features for the actor, features for the critics and the state to what both remember."""
-        if self.critic_core is None:
-            actor_step = self.actor_core.stepper()
-
-            def shared(features: Tensor, _: Tensor, state: PolicyState) -> tuple[Tensor, Tensor, PolicyState]:
-                memory, actor_state = actor_step(features, state.actor)
-                return memory, memory, PolicyState(actor_state, state.critic)
-
-            return shared
-        if self.critic_features_extractor is None:
-            pair_step = paired_stepper(self.actor_core, self.critic_core)
-
-            def paired(features: Tensor, _: Tensor, state: PolicyState) -> tuple[Tensor, Tensor, PolicyState]:
-                (memory, actor), (critic_memory, critic) = pair_step(features, state.actor, state.critic)
-                return memory, critic_memory, PolicyState(actor, critic)
-
-            return paired
-        steps = self.actor_core.stepper(), self.critic_core.stepper()
-
-        def separate(features: Tensor, others: Tensor, state: PolicyState) -> tuple[Tensor, Tensor, PolicyState]:
-            memory, actor = steps[0](features, state.actor)
-            critic_memory, critic = steps[1](others, state.critic)
-            return memory, critic_memory, PolicyState(actor, critic)
-
-        return separate
 
     def predict_returns(self, memory: Tensor) -> tuple[Tensor, ...]:
         """Each critic's prediction from what their core remembers."""
@@ -419,54 +345,6 @@ class DistributionalPolicy(PolicyInterface):
         log_std = self.log_std if self.exploration is None else self.exploration.log_std(latent, self.log_std)
         return torch.cat((outputs, log_std.expand_as(outputs)), -1)
 
-    def reset_noise(self, n_envs: int = 1) -> None:
-        """Draw the exploration matrices of gSDE anew.
-
-        Args:
-            n_envs: One for each of so many environments.
-        """
-        if self.exploration is None:
-            raise ValueError("reset_noise() is for policies with use_sde=True; others draw noise at every step")
-        check_count("n_envs", n_envs, at_least=1)
-        self.exploration.draw(n_envs)
-
-    def rollout_noise(self, steps: int, envs: int, sde_sample_freq: int = -1) -> RolloutNoise:
-        """Noise for ``distribution.sample`` at every step of a rollout.
-
-        Args:
-            steps: Of the rollout.
-            envs: In parallel.
-            sde_sample_freq: Steps between draws of the exploration matrices of gSDE; -1: one for the rollout.
-        """
-        if self.exploration is None:
-            noise = self.distribution.noise(steps, envs, device=self.device)
-            return lambda step, parameters, latent: noise[step]
-        dim, correlated = self.exploration.dim, self.exploration.rollout_noise(envs, sde_sample_freq, self.log_std)
-        return lambda step, parameters, latent: correlated(step, latent, parameters[..., dim:])
-
-    def _noise(self, parameters: Tensor, latent: Tensor) -> Tensor:
-        """Noise for one step: from the exploration matrices in force, or drawn for it."""
-        if self.exploration is None:
-            return self.distribution.noise(len(parameters), device=parameters.device)
-        return self.exploration.noise(latent, self.log_std, parameters[..., self.exploration.dim :])
-
-    def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
-        """Actions for the first step of episodes; :meth:`predict` carries a state."""
-        step = self.stepper()(observation, self.initial_state(_batch(observation)))
-        return self.choose(step.parameters, step.latent, deterministic)
-
-    def choose(self, parameters: Tensor, latent: Tensor, deterministic: bool) -> Tensor:
-        """Actions for the environments: the most probable ones, or random ones.
-
-        Args:
-            parameters: Of the actions' distribution ``[B, size]``.
-            latent: The actor's last features ``[B, features]``.
-            deterministic: The most probable ones.
-        """
-        if deterministic:
-            return self.distribution.to_env(self.distribution.mode(parameters))
-        return self.distribution.to_env(self.distribution.sample(parameters, self._noise(parameters, latent)))
-
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As every module does it; one critic's state loads into twins, of which the second stays as it is."""
         if self.lacks_second_critic(state_dict):
@@ -552,15 +430,3 @@ NAMED_POLICIES: dict[str, type[DistributionalPolicy]] = {
 
 def _run(core: Core, features: Tensor, start: State, segments: Segments | None, keep: Tensor | None) -> Tensor:
     return core(features, start, segments) if keep is None else core.masked(features, start, keep)
-
-
-def _core_options(core: str | type[Core], lstm_kwargs: Any) -> dict[str, Any]:
-    if not isinstance(lstm_kwargs, Mapping | None):
-        raise ArgumentError(f"Invalid lstm_kwargs: {lstm_kwargs!r}; must be a mapping from names to values")
-    options = dict(lstm_kwargs or {})
-    check_core_options(core, options)
-    return options
-
-
-def _batch(observation: Observation) -> int:
-    return len(observation if isinstance(observation, Tensor) else next(iter(observation.values())))

@@ -60,3 +60,8 @@ def map_observation(observation: Observation, function: Callable[[Tensor], Tenso
     if isinstance(observation, dict):
         return {key: function(part) for key, part in observation.items()}
     return function(observation)
+
+
+def batch_size(observation: Observation) -> int:
+    """Length of the first axis."""
+    return len(observation if isinstance(observation, Tensor) else next(iter(observation.values())))
