@@ -39,7 +39,7 @@ demo-plasticity: $(INSTALLED)
 	$(BIN)/python benchmarks/plasticity.py --demo
 
 test: $(INSTALLED) lint browser
-	$(BIN)/pytest $(PARALLEL) --cov --cov-report=term
+	$(BIN)/pytest $(PARALLEL)
 
 test-all: $(INSTALLED) lint browser
 	$(BIN)/pytest $(PARALLEL) --cov --cov-report=term -m "not gpu"

@@ -288,3 +288,13 @@ def test_progress_bars_need_nothing_to_be_installed():
 def test_a_rollout_buffer_class_is_refused_with_the_way_to_read_rollouts():
     with pytest.raises(TypeError, match=r"rollout_buffer_class.*model\.rollout_buffer"):
         small(rollout_buffer_class=object)
+
+
+def test_a_small_policy_on_a_gpu_is_warned_of():
+    model = DistributionalPPO("MlpPolicy", "CartPole-v1", device="cpu")
+    model.device = torch.device("cuda")
+    with pytest.warns(UserWarning, match="on the GPU with MlpPolicy"):
+        model._maybe_recommend_cpu()
+    model = DistributionalPPO("MlpLstmPolicy", "CartPole-v1", device="cpu")
+    model.device = torch.device("cuda")
+    model._maybe_recommend_cpu()

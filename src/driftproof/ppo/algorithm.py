@@ -166,6 +166,7 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
             self.register(name, component)
         self._known_attributes = frozenset(vars(self))
         self._is_built = True
+        self._maybe_recommend_cpu()
 
     def _make_learner(self) -> Learner:
         policy, target = self.policy, self.hyperparams.get("target_kl")

@@ -73,6 +73,7 @@ class AgentBase(BaseAlgorithm):
     n_steps: int
     batch_size: int
     sequence_length: int | None
+    cuda_graph: bool
     pause_at: int | None = None
     """Training returns after the update that reaches this step, its plan kept; :meth:`resume` goes on with it."""
     _is_built = False
@@ -211,6 +212,15 @@ class AgentBase(BaseAlgorithm):
         self.n_envs = env.num_envs
         super().set_env(env, force_reset)
         self._rollout = None
+
+    def _maybe_recommend_cpu(self) -> None:
+        """Warn of small networks without recurrence on a GPU, by Stable-Baselines3's name."""
+        if self.device.type == "cuda" and self.policy_class.__name__ == "MlpPolicy" and not self.cuda_graph:
+            warnings.warn(
+                "You are trying to run PPO on the GPU with MlpPolicy, whose small kernels are usually faster on the "
+                "CPU: pass device='cpu', or cuda_graph=True to capture the optimizer step in a CUDA graph",
+                stacklevel=4,
+            )
 
     def reset_lstm_states_to_initial(self) -> None:
         """Forget the recurrent state of the running episodes, as if they began with the next step."""
