@@ -2,6 +2,10 @@
 
 A state is a tuple of tensors ``[layers, B, units]``: hidden and cell state of an LSTM, hidden state of a GRU, nothing
 without memory.
+
+Cores alike run as one where weights have a leading axis, as ``torch.func.functional_call`` puts them in: the members of
+a population. All shapes here then lead with groups, states ``[G, layers, B, units]`` and sequences
+``[G, T, B, features]``.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from torch import Tensor, nn
 from driftproof._arguments import ArgumentError, check_flag, check_number
 from driftproof._registry import CORES
 from driftproof._text import printable
+from driftproof.nn.grouped import gru_cell, linear, lstm_cell
 from driftproof.nn.segments import Segments
 
 State: TypeAlias = tuple[Tensor, ...]
@@ -66,23 +71,23 @@ class Core(nn.Module, ABC):
         """
         if segments is None:
             return self.run(inputs, state)[0]
-        flat = inputs.flatten(0, 1)
-        state = tuple(part[:, segments.sequences] * segments.carries for part in state)
+        flat = inputs.flatten(-3, -2)
+        state = tuple(part[..., segments.sequences, :] * segments.carries for part in state)
         outputs = []
         for slab in segments.slabs:
             rows = slab.shape[1]
-            state = tuple(part[:, :rows].contiguous() for part in state)
-            output, state = self.run(flat[slab], state)
-            outputs.append(output.flatten(0, 1))
-        return torch.cat(outputs)[segments.positions].view(*inputs.shape[:2], self.units)
+            state = tuple(part[..., :rows, :].contiguous() for part in state)
+            output, state = self.run(flat[..., slab, :], state)
+            outputs.append(output.flatten(-3, -2))
+        return torch.cat(outputs, -2)[..., segments.positions, :].view(*inputs.shape[:-1], self.units)
 
     def run(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         """Whole sequences in which no episode starts: what :meth:`forward` gives, and the state after the last step."""
         outputs = []
-        for x in inputs.unbind():
+        for x in inputs.unbind(-3):
             output, state = self.step(x, state)
             outputs.append(output)
-        return torch.stack(outputs), state
+        return torch.stack(outputs, -3), state
 
     def masked(self, inputs: Tensor, state: State, keep: Tensor) -> Tensor:
         """What :meth:`forward` gives, step by step with shapes that depend on no episode, as CUDA graphs want it.
@@ -93,10 +98,10 @@ class Core(nn.Module, ABC):
             keep: 0 where an episode starts, 1 elsewhere ``[T, B]``.
         """
         outputs = []
-        for x, k in zip(inputs.unbind(), keep.unsqueeze(-1).unbind(), strict=True):
+        for x, k in zip(inputs.unbind(-3), keep.unsqueeze(-1).unbind(-3), strict=True):
             output, state = self.step(x, mask_state(state, k))
             outputs.append(output)
-        return torch.stack(outputs)
+        return torch.stack(outputs, -3)
 
 
 class NoCore(Core):
@@ -121,7 +126,11 @@ class NoCore(Core):
 
 
 class _TorchCore(Core):
-    """A core around ``nn.LSTM`` or ``nn.GRU``, whose one call over time is oneDNN's or cuDNN's."""
+    """A core around ``nn.LSTM`` or ``nn.GRU``.
+
+    There is one cell, in :mod:`driftproof.nn.grouped`, and fast forms of it for a single core: ATen's for a step, and
+    oneDNN's or cuDNN's for a sequence.
+    """
 
     module: ClassVar[type[nn.LSTM] | type[nn.GRU]]
 
@@ -144,6 +153,21 @@ class _TorchCore(Core):
     def _cell(self, inputs: Tensor, state: State, weights: list[Any]) -> State:
         """One layer's next state ``[B, units]``, hidden state first."""
 
+    @abstractmethod
+    def _grouped_cell(self, input_gates: Tensor, hidden_gates: Tensor, state: State) -> State:
+        """The same ``[G, B, units]``, from what inputs and hidden state give the gates."""
+
+    @property
+    def _is_grouped(self) -> bool:
+        weight: Any = self.recurrence.weight_hh_l0
+        return bool(weight.dim() == 3)
+
+    def _between(self, layer: int, inputs: Tensor) -> Tensor:
+        """What a layer sees of the one before."""
+        if layer == 0 or not self.training:
+            return inputs
+        return nn.functional.dropout(inputs, self.recurrence.dropout)
+
     def _layer_weights(self, layer: int) -> list[Any]:
         """Input weights, recurrent weights and their biases; ``None`` for biases that there are not."""
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -152,16 +176,35 @@ class _TorchCore(Core):
     def step(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         new = []
         for layer in range(self.layers):
-            if layer > 0:
-                inputs = nn.functional.dropout(inputs, self.recurrence.dropout, self.training)
-            new.append(self._cell(inputs, tuple(part[layer] for part in state), self._layer_weights(layer)))
+            weights, before = self._layer_weights(layer), tuple(part.select(-3, layer) for part in state)
+            inputs = self._between(layer, inputs)
+            if self._is_grouped:
+                w_ih, w_hh, b_ih, b_hh = weights
+                new.append(self._grouped_cell(linear(inputs, w_ih, b_ih), linear(before[0], w_hh, b_hh), before))
+            else:
+                new.append(self._cell(inputs, before, weights))
             inputs = new[-1][0]
-        return inputs, tuple(torch.stack(parts) for parts in zip(*new, strict=True))
+        return inputs, tuple(torch.stack(parts, -3) for parts in zip(*new, strict=True))
 
     def run(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        if self._is_grouped:
+            return self._run_grouped(inputs, state)
         with _full_precision() if inputs.is_cuda else contextlib.nullcontext():
             output, new = self.recurrence(inputs, state if self.parts > 1 else state[0])
         return output, new if self.parts > 1 else (new,)
+
+    def _run_grouped(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        """:meth:`run` layer by layer, with one product of all inputs over time."""
+        new = []
+        for layer in range(self.layers):
+            w_ih, w_hh, b_ih, b_hh = self._layer_weights(layer)
+            now, outputs = tuple(part.select(-3, layer) for part in state), []
+            for input_gates in linear(self._between(layer, inputs), w_ih, b_ih).unbind(-3):
+                now = self._grouped_cell(input_gates, linear(now[0], w_hh, b_hh), now)
+                outputs.append(now[0])
+            inputs = torch.stack(outputs, -3)
+            new.append(now)
+        return inputs, tuple(torch.stack(parts, -3) for parts in zip(*new, strict=True))
 
 
 class LSTMCore(_TorchCore):
@@ -189,10 +232,14 @@ class LSTMCore(_TorchCore):
         hidden, cell = torch.lstm_cell(inputs, state, *weights)
         return hidden, cell
 
+    def _grouped_cell(self, input_gates: Tensor, hidden_gates: Tensor, state: State) -> State:
+        return lstm_cell(input_gates + hidden_gates, state[1])
+
     @property
     def can_fuse(self) -> bool:
         """Whether :meth:`fused_weights` are of use: on a CPU, with biases."""
-        return self.recurrence.bias and self.recurrence.weight_hh_l0.device.type == "cpu"
+        weight: Any = self.recurrence.weight_hh_l0
+        return self.recurrence.bias and bool(weight.is_cpu) and not self._is_grouped
 
     def fused_weights(self, layer: int) -> tuple[Tensor, Tensor]:
         """Weights ``[features + units, 4 * units]`` for input and hidden state together, and their biases."""
@@ -207,15 +254,12 @@ class LSTMCore(_TorchCore):
         for layer in range(self.layers):
             weight, bias = self.fused_weights(layer)
             fused.append((weight.contiguous(), bias))
-        units = self.units
 
         def step(inputs: Tensor, state: State) -> tuple[Tensor, State]:
             hiddens, cells = [], []
             for layer, (weight, bias) in enumerate(fused):
                 gates = torch.addmm(bias, torch.cat((inputs, state[0][layer]), 1), weight)
-                input_gate, forget_gate, candidate, output_gate = torch.split(gates, units, 1)
-                cell = forget_gate.sigmoid().mul_(state[1][layer]).addcmul_(input_gate.sigmoid(), candidate.tanh())
-                inputs = output_gate.sigmoid().mul_(cell.tanh())
+                inputs, cell = lstm_cell(gates, state[1][layer])
                 hiddens.append(inputs)
                 cells.append(cell)
             if len(fused) == 1:
@@ -223,6 +267,19 @@ class LSTMCore(_TorchCore):
             return inputs, (torch.stack(hiddens), torch.stack(cells))
 
         return step
+
+
+class GRUCore(_TorchCore):
+    """Gated recurrent unit."""
+
+    parts = 1
+    module = nn.GRU
+
+    def _cell(self, inputs: Tensor, state: State, weights: list[Any]) -> State:
+        return (torch.gru_cell(inputs, state[0], *weights),)
+
+    def _grouped_cell(self, input_gates: Tensor, hidden_gates: Tensor, state: State) -> State:
+        return (gru_cell(input_gates, hidden_gates, state[0]),)
 
 
 PairStep: TypeAlias = Callable[[Tensor, State, State], tuple[tuple[Tensor, State], tuple[Tensor, State]]]
@@ -239,14 +296,12 @@ def paired_stepper(first: Core, second: Core) -> PairStep:
         core_weight, core_bias = core.fused_weights(0)
         weights.append(core_weight)
         biases.append(core_bias.unsqueeze(0))
-    weight, bias, units = torch.stack(weights), torch.stack(biases), first.units
+    weight, bias = torch.stack(weights), torch.stack(biases)
 
     def step(inputs: Tensor, one: State, other: State) -> tuple[tuple[Tensor, State], tuple[Tensor, State]]:
         hidden, cell = torch.cat((one[0], other[0])), torch.cat((one[1], other[1]))  # [2, B, units]
         both = torch.cat((inputs.expand(2, -1, -1), hidden), 2)
-        input_gate, forget_gate, candidate, output_gate = torch.split(torch.baddbmm(bias, both, weight), units, 2)
-        cell = forget_gate.sigmoid().mul_(cell).addcmul_(input_gate.sigmoid(), candidate.tanh())
-        hidden = output_gate.sigmoid().mul_(cell.tanh())
+        hidden, cell = lstm_cell(torch.baddbmm(bias, both, weight), cell)
         (h1, h2), (c1, c2) = torch.split(hidden, 1), torch.split(cell, 1)
         return (h1[0], (h1, c1)), (h2[0], (h2, c2))
 
@@ -256,16 +311,6 @@ def paired_stepper(first: Core, second: Core) -> PairStep:
 def _is_simple(core: Core) -> bool:
     """Whether it is an LSTM of one layer on a CPU."""
     return isinstance(core, LSTMCore) and core.layers == 1 and core.can_fuse
-
-
-class GRUCore(_TorchCore):
-    """Gated recurrent unit."""
-
-    parts = 1
-    module = nn.GRU
-
-    def _cell(self, inputs: Tensor, state: State, weights: list[Any]) -> State:
-        return (torch.gru_cell(inputs, state[0], *weights),)
 
 
 def check_core_options(core: str | type[Core], options: Mapping[str, Any]) -> None:
@@ -311,5 +356,7 @@ def _full_precision() -> Iterator[None]:
 
 
 def mask_state(state: State, keep: Tensor) -> State:
-    """The state ``[layers, B, units]`` with that of sequences where ``keep`` ``[B, 1]`` is 0 set to zero."""
+    """The state ``[..., layers, B, units]`` with that of sequences where ``keep`` ``[..., B, 1]`` is 0 set to zero."""
+    if keep.dim() > 2:
+        keep = keep.unsqueeze(-3)
     return tuple(part * keep for part in state)

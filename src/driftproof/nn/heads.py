@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from driftproof._arguments import ArgumentError, check_count, check_number, check_option
 from driftproof._members import Number, per_member
+from driftproof.nn.grouped import linear
 from driftproof.settings.agent import ClipMode as ClipMode
 
 CLIP_MODES: tuple[str, ...] = get_args(ClipMode)
@@ -30,12 +31,6 @@ class Scale(NamedTuple):
 
     mean: Number
     std: Number
-
-
-def linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A dense layer for each member: inputs ``[M, ..., in]``, weights ``[M, out, in]`` and biases ``[M, out]``."""
-    rows = inputs.reshape(len(weight), -1, inputs.shape[-1])
-    return torch.baddbmm(bias.unsqueeze(1), rows, weight.mT).view(*inputs.shape[:-1], -1)
 
 
 class ValueHead(nn.Module, ABC):

@@ -71,7 +71,7 @@ class NumpyStep:
     """An LSTM of one layer and networks of tanh or ReLU, with buffers that are used again.
 
     Products are torch's, in as many threads as torch has; all else is NumPy's, whose calls cost a fraction of torch's.
-    Gates are in the order entrance, forget, exit, candidate. All go through one tanh, since
+    Gates are in the order input, forget, output, candidate. All go through one tanh, since
     ``sigmoid(x) = (1 + tanh(x / 2)) / 2``; halving weights is exact.
     """
 
@@ -80,8 +80,8 @@ class NumpyStep:
         recurrence: Any = core.recurrence
         bias = recurrence.bias_ih_l0 + recurrence.bias_hh_l0
         weight = torch.cat((recurrence.weight_ih_l0, bias.unsqueeze(1), recurrence.weight_hh_l0), 1).detach().double()
-        entrance, forget, candidate, exit_ = weight.chunk(4)
-        self._weight = torch.cat((entrance / 2, forget / 2, exit_ / 2, candidate)).t().contiguous()
+        input_gate, forget_gate, candidate, output_gate = weight.chunk(4)
+        self._weight = torch.cat((input_gate / 2, forget_gate / 2, output_gate / 2, candidate)).t().contiguous()
         self._layers: list[tuple[Tensor, Wide, Any]] = []
         for layer in wide(nn.Sequential(*policy.actor_network, policy.action_head)):
             if isinstance(layer, nn.Linear):
@@ -110,7 +110,7 @@ class NumpyStep:
         self._seen, self._hidden = inputs[:, : -units - 1], inputs[:, -units:]
         self._gates = np.empty((batch, 4 * units))
         self._sigmoids = self._gates[:, : 3 * units]
-        self._entrance, self._forget, self._exit, self._candidate = np.split(self._gates, 4, axis=1)
+        self._input_gate, self._forget_gate, self._output_gate, self._candidate = np.split(self._gates, 4, axis=1)
         results = [np.empty((batch, bias.size)) for _, bias, _ in self._layers]
         # The same memory, as torch sees it.
         self._inputs_tensor, self._gates_tensor = torch.from_numpy(inputs), torch.from_numpy(self._gates)
@@ -127,11 +127,11 @@ class NumpyStep:
         np.tanh(gates, out=gates)
         sigmoids *= 0.5
         sigmoids += 0.5
-        cell *= self._forget
-        self._entrance *= self._candidate
-        cell += self._entrance
+        cell *= self._forget_gate
+        self._input_gate *= self._candidate
+        cell += self._input_gate
         np.tanh(cell, out=squashed)
-        np.multiply(self._exit, squashed, out=self._hidden)
+        np.multiply(self._output_gate, squashed, out=self._hidden)
         for x, weight, bias, activation, result, tensor in self._work:
             torch.mm(x, weight, out=tensor)
             result += bias
