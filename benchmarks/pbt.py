@@ -39,7 +39,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from driftproof.pbt import HyperparamConfig, PBTConfig, PBTRunner, ProcessBackend, Trainee
 from driftproof.pbt.work import Report
 from driftproof.ppo import DistributionalPPO
-from driftproof.ppo.persistence import parameters_from
+from driftproof.ppo.tree import parameters_from
 from driftproof.runs.folder import RunFolder
 from driftproof.state import read
 

@@ -39,9 +39,7 @@ def main(updates: int) -> None:
     policy = MlpPolicy(spaces.Box(-np.inf, np.inf, (4,)), spaces.Discrete(2))
     optimizer = AdaptiveUPGD(policy.parameters(), lr=1e-3)
     learner = Learner(policy, optimizer, vgs=VarianceGradientScaler(policy.named_parameters()))
-    settings = UpdateSettings(
-        n_epochs=10, batch_size=256, gamma=0.98, gae_lambda=0.9, clip_range=0.2, ent_coef=0, vf_coef=1, max_grad_norm=1
-    )
+    settings = UpdateSettings(batch_size=256, gamma=0.98, gae_lambda=0.9)  # the rest as in DistributionalPPO
     rollout, memory = Rollout(policy, STEPS, ENVS, chunk=1), policy.initial_state(ENVS)
     state, age, starts = random.uniform(-0.05, 0.05, (ENVS, 4)), np.zeros(ENVS), np.ones(ENVS, bool)
     for update in range(updates):

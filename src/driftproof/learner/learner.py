@@ -33,7 +33,9 @@ from driftproof.learner.rollout import Rollout
 from driftproof.learner.step import Coefficients, OptimizerStep
 from driftproof.nn.heads import ClipMode
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
+from driftproof.settings.agent import AgentSettings
 from driftproof.settings.batches import Batches, cut
+from driftproof.settings.definition import defaults_of
 from driftproof.state import Stateful
 
 Metrics: TypeAlias = dict[str, float]
@@ -44,21 +46,24 @@ class TrainingError(RuntimeError):
     """Training cannot go on."""
 
 
-class UpdateSettings(NamedTuple):
-    """Settings and hyper-parameters in force in one update; :class:`driftproof.ppo.DistributionalPPO` explains them."""
+_DEFAULTS: dict[str, Any] = defaults_of(AgentSettings)
 
-    n_epochs: int
+
+class UpdateSettings(NamedTuple):
+    """Settings and hyper-parameters in force in one update, as :class:`driftproof.ppo.DistributionalPPO` has them."""
+
     batch_size: int
-    gamma: Number
-    gae_lambda: Number
-    clip_range: Number
-    ent_coef: Number
-    vf_coef: Number
-    max_grad_norm: Number
-    clip_range_vf: Number | None = None
-    cvar_alpha: float | None = None
-    normalize_advantage: bool = True
-    skip_limit: int = 10
+    n_epochs: int = _DEFAULTS["n_epochs"]
+    gamma: Number = _DEFAULTS["gamma"]
+    gae_lambda: Number = _DEFAULTS["gae_lambda"]
+    clip_range: Number = _DEFAULTS["clip_range"]
+    clip_range_vf: Number | None = _DEFAULTS["clip_range_vf"]
+    ent_coef: Number = _DEFAULTS["ent_coef"]
+    vf_coef: Number = _DEFAULTS["vf_coef"]
+    max_grad_norm: Number = _DEFAULTS["max_grad_norm"]
+    cvar_alpha: float | None = _DEFAULTS["cvar_alpha"]
+    normalize_advantage: bool = _DEFAULTS["normalize_advantage"]
+    skip_limit: int = _DEFAULTS["skip_limit"]
 
 
 class Estimates(NamedTuple):

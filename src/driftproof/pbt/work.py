@@ -16,7 +16,7 @@ from stable_baselines3.common.logger import KVWriter
 
 from driftproof.pbt.member import MakeAgent, MakeCallback, Metric, Trainee
 from driftproof.ppo.generators import unchanged_generators
-from driftproof.ppo.persistence import parameters_from
+from driftproof.ppo.tree import parameters_from
 from driftproof.runs.metrics import Row
 from driftproof.settings.population import OptimizerExploitStrategy
 from driftproof.state import read, write

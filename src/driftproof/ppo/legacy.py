@@ -8,7 +8,8 @@ from typing import Any
 
 from driftproof.ppo.components import load_state
 from driftproof.ppo.migration import anew, upgraded
-from driftproof.ppo.persistence import OWN_PLACE, Persistent, external_name, internal_name
+from driftproof.ppo.persistence import Persistent
+from driftproof.ppo.tree import OWN_PLACE, external_name, internal_name
 from driftproof.state import CheckpointError, Stateful, legacy, printable
 
 _OF_WEIGHTS = ("optimizer", "vgs")

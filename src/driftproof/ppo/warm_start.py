@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from driftproof.ppo.components import load_state
-from driftproof.ppo.persistence import Persistent, internal_name, parameters_from
+from driftproof.ppo.persistence import Persistent
+from driftproof.ppo.tree import internal_name, parameters_from
 from driftproof.state import CheckpointError, printable, read
 from driftproof.state.files import Checkpoint
 
