@@ -107,3 +107,16 @@ def _small(policy, n_steps, batch_size, sequence_length):
             batch_size=batch_size,
             sequence_length=None if policy == "MlpPolicy" else sequence_length,
         )
+
+
+@pytest.mark.filterwarnings("ignore:batch_size=7")
+@pytest.mark.parametrize("batch_size", [4, 7])
+def test_minibatches_gathered_together_are_those_gathered_one_by_one(monkeypatch, batch_size):
+    def weights():
+        model = agent(scripted([3], [5, 1], [20]), n_steps=8, batch_size=batch_size, n_epochs=2)
+        learn(model, 2)
+        return model.policy.state_dict()
+
+    together = weights()
+    monkeypatch.setattr("driftproof.learner.rollout._GATHERED_BYTES", 1)
+    torch.testing.assert_close(weights(), together, rtol=0, atol=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,6 +13,9 @@ from torch import Tensor
 from driftproof.learner.networks import Policy
 from driftproof.nn.segments import Segments
 from driftproof.nn.types import Observation, PolicyState, map_observation
+
+_GATHERED_BYTES = 1 << 22
+"""Memory for observations of minibatches that are gathered together."""
 
 HostObservation: TypeAlias = "npt.NDArray[Any] | dict[str, npt.NDArray[Any]]"
 
@@ -67,6 +69,23 @@ class Minibatch(NamedTuple):
     segments: Segments | None
     keep: Tensor | None
     attacked_segments: Segments | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Minibatch:
+        """Every tensor through a function; segments do not take part."""
+        return Minibatch(
+            map_observation(self.observations, function),
+            function(self.actions),
+            function(self.parameters),
+            function(self.log_probs),
+            function(self.advantages),
+            function(self.targets),
+            tuple(map(function, self.predictions)),
+            None if self.valid is None else function(self.valid),
+            PolicyState(tuple(map(function, self.state.actor)), tuple(map(function, self.state.critic))),
+            self.segments,
+            None if self.keep is None else function(self.keep),
+            self.attacked_segments,
+        )
 
 
 class Rollout:
@@ -159,49 +178,53 @@ class Rollout:
         if valid is not None and padding:
             valid[-padding:, -self.envs :] = 0
         keep = chunked(self._to_device(~self.starts)) if static_shapes else None
-        observations = map_observation(self.observations, chunked)
-        actions, parameters = chunked(self.actions), chunked(self.parameters)
-        log_probs, advantages, targets = chunked(log_probs), chunked(advantages), chunked(targets)
-        predictions = tuple(chunked(p) for p in self.predictions) if with_predictions else ()
-        # [chunks, layers, N, units] to [layers, chunks, units].
-        states = [tuple(part.transpose(0, 1).flatten(1, 2) for part in parts) for parts in self.states]
-        for order in orders:
-            for host_index in torch.split(order, chunks_per_batch):
-                missing = chunks_per_batch - len(host_index) if static_shapes else 0
-                if missing:
-                    host_index = torch.cat((host_index, host_index[:1].expand(missing)))
-                index = host_index.to(self.device, non_blocking=True)
-                segments = attacked_segments = None
-                if not static_shapes and self.states.actor + self.states.critic:
+        everything = Minibatch(
+            map_observation(self.observations, chunked),
+            chunked(self.actions),
+            chunked(self.parameters),
+            chunked(log_probs),
+            chunked(advantages),
+            chunked(targets),
+            tuple(chunked(p) for p in self.predictions) if with_predictions else (),
+            valid,
+            # [chunks, layers, N, units] to [layers, chunks, units].
+            PolicyState(*(tuple(part.transpose(0, 1).flatten(1, 2) for part in parts) for parts in self.states)),
+            None,
+            keep,
+        )
+        cuts_segments = bool(self.states.actor + self.states.critic) and not static_shapes
+        # Without memory, samples of several minibatches are gathered at once, and each minibatch is a view of them.
+        at_once = self._batches_at_once(chunks_per_batch) if self.chunk == 1 and not static_shapes else 1
+        for block in (block for order in orders for block in torch.split(order, chunks_per_batch * at_once)):
+            missing = -len(block) % chunks_per_batch if static_shapes else 0
+            if missing:
+                block = torch.cat((block, block[:1].expand(missing)))
+            index = block.to(self.device, non_blocking=True)
+            gathered = everything.map(lambda part, index=index: part.index_select(1, index))  # type: ignore[misc]
+            if missing and gathered.valid is not None:
+                gathered.valid[:, -missing:] = 0
+            for start in range(0, len(block), chunks_per_batch):
+                host_index = block[start : start + chunks_per_batch]
+                batch = gathered
+                if len(host_index) < len(block):
+                    place = (1, start, len(host_index))
+                    batch = gathered.map(lambda part, place=place: part.narrow(*place))  # type: ignore[misc]
+                if cuts_segments:
                     own_starts = starts[:, host_index.numpy()]
-                    segments = Segments.cut(own_starts, self.device)
+                    batch = batch._replace(segments=Segments.cut(own_starts, self.device))
                     if attacked is not None:
-                        attacked_segments = Segments.cut(own_starts[:, : attacked(len(host_index))], self.device)
-                pick = partial(_pick, index)
-                own_valid = None if valid is None else pick(valid)
-                if own_valid is not None and missing:
-                    own_valid[:, -missing:] = 0
-                yield Minibatch(
-                    map_observation(observations, pick),
-                    pick(actions),
-                    pick(parameters),
-                    pick(log_probs),
-                    pick(advantages),
-                    pick(targets),
-                    tuple(map(pick, predictions)),
-                    own_valid,
-                    PolicyState(*(tuple(map(pick, parts)) for parts in states)),
-                    segments,
-                    None if keep is None else pick(keep),
-                    attacked_segments,
-                )
+                        first = Segments.cut(own_starts[:, : attacked(len(host_index))], self.device)
+                        batch = batch._replace(attacked_segments=first)
+                yield batch
+
+    def _batches_at_once(self, samples: int) -> int:
+        """How many minibatches of so many samples are not too much memory."""
+        parts = self.observations.values() if isinstance(self.observations, dict) else [self.observations]
+        sample = sum(part.nbytes for part in parts) // (self.steps * self.envs)
+        return max(1, _GATHERED_BYTES // max(1, sample * samples))
 
     def _to_device(self, mask: npt.NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(mask.astype(np.float32)).to(self.device, non_blocking=True)
-
-
-def _pick(index: Tensor, part: Tensor) -> Tensor:
-    return part.index_select(1, index)
 
 
 def check_observation(observation: HostObservation, step: int) -> None:
