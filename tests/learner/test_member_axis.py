@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from driftproof.learner.advantages import explained_variance, gae, normalize_advantages
 from driftproof.learner.entropy import EntropySchedule
 from driftproof.learner.kl import KLPenalty, KLStop
-from driftproof.learner.losses import mean, policy_loss, value_loss
+from driftproof.learner.losses import Coefficients, mean, policy_loss, ppo_losses, value_loss
 from driftproof.learner.return_scale import ReturnScale
+from driftproof.learner.rollout import Minibatch
 from driftproof.nn.heads import CategoricalHead, QuantileHead
+from driftproof.nn.types import Evaluation, PolicyState
+from tests.nn.test_distributions import made
 from tests.ppo.test_advantages import a_rollout
 
 MEMBERS = range(3)
@@ -80,6 +83,63 @@ class TestLosses:
         for i in MEMBERS:
             alone = value_loss(head, prediction[i], targets[i], old[i], "mean_only", float(clip_range[i]))
             torch.testing.assert_close(together[i], alone)
+
+    @pytest.mark.parametrize("name", ["Discrete", "Box", "squashed"])
+    @pytest.mark.parametrize("masked", [False, True])
+    @pytest.mark.parametrize("shape", [(6,), (4, 3)], ids=str)
+    def test_whole_loss_with_coefficients_of_their_own(self, name, masked, shape):
+        distribution, head = made(name), QuantileHead(1)
+        coefficients = Coefficients(
+            clip_range=torch.tensor([0.05, 0.2, 0.5]),
+            clip_range_vf=torch.tensor([0.5, 0.1, 0.2]),
+            ent_coef=torch.tensor([0.0, 0.01, 0.1]),
+            vf_coef=torch.tensor([0.5, 1.0, 2.0]),
+            kl_coef=torch.tensor([1.0, 0.0, 3.0]),
+            max_grad_norm=0.5,
+        )
+        old, now = torch.randn(2, 3, *shape, distribution.size)
+        actions = distribution.sample(old, distribution.noise(3, *shape))
+        predictions = torch.randn(4, 3, *shape, head.outputs)
+        batch = Minibatch(
+            observations=torch.empty(3),
+            actions=actions,
+            parameters=old,
+            log_probs=distribution.log_prob(old, actions),
+            advantages=torch.randn(3, *shape),
+            targets=torch.randn(3, *shape),
+            predictions=(predictions[2], predictions[3]),
+            valid=(torch.rand(3, *shape) < 0.7).float() if masked else None,
+            state=PolicyState((), ()),
+            segments=None,
+            keep=None,
+        )
+
+        def losses(evaluation, batch, coefficients, **options):
+            return ppo_losses(distribution, head, evaluation, batch, coefficients, "mean_only", True, **options)
+
+        evaluation = Evaluation(now.requires_grad_(), (predictions[0], predictions[1]))
+        loss, metrics = losses(evaluation, batch, coefficients, members=True)
+        (gradient,) = torch.autograd.grad(loss.sum(), now)
+        for i in MEMBERS:
+            one = now[i].detach().requires_grad_()
+            part = {name: _member(value, i) for name, value in batch._asdict().items()}
+            alone = losses(
+                Evaluation(one, (predictions[0, i], predictions[1, i])),
+                Minibatch(**part),
+                Coefficients(*(_member(number, i) for number in coefficients)),
+            )
+            torch.testing.assert_close(loss[i], alone[0])
+            torch.testing.assert_close(gradient[i], torch.autograd.grad(alone[0], one)[0])
+            assert metrics.keys() == alone[1].keys()
+            for key, number in metrics.items():
+                torch.testing.assert_close(number[i], alone[1][key])
+
+
+def _member(value, i):
+    """What one member has of a minibatch or of coefficients."""
+    if isinstance(value, torch.Tensor):
+        return value[i]
+    return tuple(part[i] for part in value) if type(value) is tuple else value
 
 
 class TestKL:

@@ -154,4 +154,6 @@ def test_distributions(name):
     for function in (distribution.shown, distribution.to_env):
         torch.testing.assert_close(function(actions), each(function, actions))
     torch.testing.assert_close(distribution.log_prob(new, actions), each(distribution.log_prob, new, actions))
+    both = distribution.log_prob_and_entropy(new, actions)
+    torch.testing.assert_close(both, (distribution.log_prob(new, actions), distribution.entropy(new)))
     torch.testing.assert_close(distribution.kl(old, new), each(distribution.kl, old, new))

@@ -156,7 +156,7 @@ def test_an_update_waits_for_the_device_once(cuda_graph, use_sde, monkeypatch):
     model.learn(384, reset_num_timesteps=False)
 
 
-def test_a_bad_minibatch_is_undone_on_the_device():
+def test_a_bad_minibatch_is_masked_on_the_device():
     model = agent(skip_limit=100)
     model.learn(128)
     train = model.train

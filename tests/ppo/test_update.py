@@ -334,9 +334,9 @@ def stop_index(kls, mode, limit, patience=3, fraction=0.25):
 
 
 class TestStop:
-    @pytest.mark.parametrize("undo", [False, True], ids=["host", "device"])
+    @pytest.mark.parametrize("masked", [False, True], ids=["host", "device"])
     @pytest.mark.parametrize("mode", ["absolute", "consecutive", "fraction"])
-    def test_what_remains_is_not_applied(self, monkeypatch, mode, undo):
+    def test_what_remains_is_not_applied(self, monkeypatch, mode, masked):
         arguments = {"n_epochs": 6, "learning_rate": 0.01}
         # Without a stop, the same minibatches have these divergences, up to where it would stop.
         before = []
@@ -353,13 +353,13 @@ class TestStop:
 
         spy = StepSpy(monkeypatch)
         model = learner(target_kl=limit / 1.5, kl_stop=mode, **arguments)
-        model.learner.step.undo = undo
+        model.learner.step.masked = masked
         (log,) = learn(model)
         assert torch.equal(weights(model), before[expected])
         assert log["kl/stopped"] == 1
         assert log["train/optimizer_steps"] == expected
         assert log["train/approx_kl"] == pytest.approx(np.mean(kls[: expected + 1]), rel=1e-4)
-        assert len(spy.facts) == (18 if undo else expected + 1)
+        assert len(spy.facts) == (18 if masked else expected + 1)
         assert [facts["go_on"] for facts in spy.facts] == [1] * expected + [0] * (len(spy.facts) - expected)
 
     @pytest.mark.parametrize(
@@ -451,16 +451,16 @@ OPTIMIZERS = [
 
 
 class TestDeviceForm:
-    """Steps that are taken and undone leave exactly what the host leaves, which does not take them."""
+    """Masked steps leave exactly what the host leaves, which does not take them."""
 
     def both(self, monkeypatch, spoiled=(), updates=2, **arguments):
         results = []
-        for undo in (False, True):
+        for masked in (False, True):
             with monkeypatch.context() as patch:
                 spoil(patch, spoiled)
                 model = learner(n_epochs=4, variance_gradient_scaling=True, **{"learning_rate": 0.01, **arguments})
-                assert not model.learner.step.undo
-                model.learner.step.undo = undo
+                assert not model.learner.step.masked
+                model.learner.step.masked = masked
                 logs = learn(model, updates)
                 results.append((state_of(model), logs))
         return results
@@ -484,7 +484,7 @@ class TestDeviceForm:
     @pytest.mark.parametrize(("optimizer", "options"), [pair for pair in OPTIMIZERS if pair[1].get("sigma", 0) == 0])
     @pytest.mark.parametrize("apply_to", ["gradient", "update"])
     def test_with_minibatches_that_are_not_finite(self, monkeypatch, optimizer, options, apply_to):
-        """From the very first, when there is no state yet. Without noise, which steps that are undone draw too."""
+        """From the very first, when there is no state yet. Without noise, which masked steps draw too."""
         spoiled = {0, 3, 4, 13}
         (host, logs), (device, device_logs) = self.both(
             monkeypatch,
@@ -510,12 +510,12 @@ class TestDeviceForm:
         """Its part of the optimizer's state is created by the first step after the load."""
         single, states = learner(policy_kwargs={"twin_critics": False}), []
         learn(single)
-        for undo in (False, True):
+        for masked in (False, True):
             with monkeypatch.context() as patch:
                 spoil(patch, {0})
                 model = learner()
                 model.set_parameters(single.get_parameters())
-                model.learner.step.undo = undo
+                model.learner.step.masked = masked
                 learn(model)
                 states.append(state_of(model))
         assert_same(*states)
@@ -526,7 +526,7 @@ class TestDeviceForm:
         assert all(log["kl/stopped"] for log in logs)
         assert_same(host, device)
 
-    def test_a_step_that_is_not_undone_would_be_noticed(self, monkeypatch):
+    def test_a_step_that_is_not_masked_would_be_noticed(self, monkeypatch):
         (host, _), _ = self.both(monkeypatch, {3})
         (other, _), _ = self.both(monkeypatch)
         assert any(not torch.equal(host[name], other[name]) for name in host)
@@ -604,12 +604,12 @@ class TestPenalty:
 
 
 class TestNotFinite:
-    @pytest.mark.parametrize("undo", [False, True], ids=["host", "device"])
+    @pytest.mark.parametrize("masked", [False, True], ids=["host", "device"])
     @pytest.mark.parametrize("what", ["loss", math.nan, math.inf])
-    def test_is_skipped_and_counted_and_changes_nothing(self, monkeypatch, what, undo):
+    def test_is_skipped_and_counted_and_changes_nothing(self, monkeypatch, what, masked):
         before, after = [], []
         model = learner(n_epochs=2, variance_gradient_scaling=True, optimizer_class="adaptive_upgd", learning_rate=0.01)
-        model.learner.step.undo = undo
+        model.learner.step.masked = masked
         if what == "loss":
             spoil(monkeypatch, {4})
         else:
@@ -631,8 +631,8 @@ class TestNotFinite:
         losses = [facts["loss"] for i, facts in enumerate(spy.facts) if i != 4]
         assert log["train/loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
-    @pytest.mark.parametrize("undo", [False, True])
-    def test_leaves_running_statistics_of_layers_as_they_were(self, monkeypatch, undo):
+    @pytest.mark.parametrize("masked", [False, True])
+    def test_leaves_running_statistics_of_layers_as_they_were(self, monkeypatch, masked):
         class Normalising(FlattenExtractor):
             def __init__(self, observation_space):
                 super().__init__(observation_space)
@@ -642,7 +642,7 @@ class TestNotFinite:
                 return self.norm(super().forward(observations))
 
         model = learner(policy_kwargs={"features_extractor_class": Normalising}, n_epochs=1)
-        model.learner.step.undo = undo
+        model.learner.step.masked = masked
         norm = model.policy.features_extractor.norm
         seen = []
         finish = model.learner.step._finish
@@ -663,11 +663,11 @@ class TestNotFinite:
         assert seen == [1, 1, 2]
         assert norm.running_mean.isfinite().all()
 
-    @pytest.mark.parametrize("undo", [False, True], ids=["host", "device"])
-    def test_too_many_in_a_row_end_training(self, monkeypatch, undo):
+    @pytest.mark.parametrize("masked", [False, True], ids=["host", "device"])
+    def test_too_many_in_a_row_end_training(self, monkeypatch, masked):
         spoil(monkeypatch, {2, 3, 4, 5})
         model = learner(n_epochs=4, skip_limit=4)
-        model.learner.step.undo = undo
+        model.learner.step.masked = masked
         with pytest.raises(TrainingError, match=r"^4 minibatches in a row"):
             learn(model)
         assert weights(model).isfinite().all()
@@ -687,7 +687,7 @@ class TestNotFinite:
         """They have not been looked at; the host does not even compute them."""
         spoil(monkeypatch, range(12, 100))
         model = learner(n_epochs=6, learning_rate=0.01, skip_limit=5, **SOON)
-        model.learner.step.undo = True
+        model.learner.step.masked = True
         (log,) = learn(model)
         assert log["kl/stopped"] == 1
         assert log["train/skipped_minibatches"] == 0
@@ -805,7 +805,7 @@ class TestSynchronisation:
             cvar_alpha=0.5,
             variance_gradient_scaling=True,
         )
-        model.learner.step.undo = True
+        model.learner.step.masked = True
         model.vgs._statistics.on_host = False
         updates = self.counted(monkeypatch, model)
         # Indices of minibatches are made on the host, and only looked at there; the entropy schedule lives there.

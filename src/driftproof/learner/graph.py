@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from driftproof.learner.losses import Coefficients
 from driftproof.learner.metrics import StepMetrics
 from driftproof.learner.rollout import Minibatch
-from driftproof.learner.step import Coefficients, OptimizerStep
+from driftproof.learner.step import OptimizerStep
 
 _WARMUPS = 3
 

@@ -19,6 +19,7 @@ from driftproof.learner.adversary import Adversary
 from driftproof.learner.entropy import EntropySchedule
 from driftproof.learner.graph import GraphedStep
 from driftproof.learner.kl import KLPenalty, KLStop
+from driftproof.learner.losses import Coefficients
 from driftproof.learner.metrics import (
     StepMetrics,
     critic_metrics,
@@ -30,7 +31,7 @@ from driftproof.learner.metrics import (
 from driftproof.learner.networks import Policy
 from driftproof.learner.return_scale import ReturnScale
 from driftproof.learner.rollout import Rollout
-from driftproof.learner.step import Coefficients, OptimizerStep
+from driftproof.learner.step import OptimizerStep
 from driftproof.nn.heads import ClipMode
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
 from driftproof.settings.agent import AgentSettings
@@ -279,7 +280,7 @@ class Learner:
         steps = []
         for minibatch in minibatches:
             steps.append(self.take_step(minibatch, coefficients))
-            if not self.step.undo and steps[-1]["go_on"] == 0:
+            if not self.step.masked and steps[-1]["go_on"] == 0:
                 break  # The host knows already that nothing more will be done.
         return StepMetrics.stack(steps)
 

@@ -8,7 +8,22 @@ import torch
 from torch import Tensor
 
 from driftproof._members import Number, per_member
+from driftproof.learner.kl import approximate_kl
+from driftproof.learner.networks import Distribution
+from driftproof.learner.rollout import Minibatch
 from driftproof.nn.heads import ClipMode, ValueHead
+from driftproof.nn.types import Evaluation
+
+
+class Coefficients(NamedTuple):
+    """Hyper-parameters of a step, as numbers, 0-dim tensors, or one per member ``[M]``."""
+
+    clip_range: Number
+    clip_range_vf: Number
+    ent_coef: Number
+    vf_coef: Number
+    kl_coef: Number
+    max_grad_norm: Number
 
 
 class PolicyLoss(NamedTuple):
@@ -69,3 +84,72 @@ def value_loss(
         return loss
     clipped = head.clip_to(prediction, old_prediction, clip_mode, clip_range)
     return torch.maximum(loss, head.loss(clipped, targets))
+
+
+def ppo_losses(
+    distribution: Distribution,
+    head: ValueHead,
+    evaluation: Evaluation,
+    batch: Minibatch,
+    c: Coefficients,
+    clip_mode: ClipMode | None = None,
+    kl_penalty: bool = False,
+    members: bool = False,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of a minibatch, and numbers about it by name.
+
+    Args:
+        distribution: How the actions' parameters are read.
+        head: The value head; those of several critics differ in weights alone.
+        evaluation: What the networks say of the minibatch now, in float32.
+        batch: What was done, and what came of it.
+        c: Coefficients, which may differ between members.
+        clip_mode: What of the critics' predictions is kept near those of the rollout.
+        kl_penalty: Whether the loss contains the KL divergence from the distribution that actions were drawn from.
+        members: Everything leads with a member axis. All numbers are then ``[M]``, and so is the loss; its sum has the
+            gradient of each.
+    """
+    parameters, valid = evaluation.parameters, batch.valid
+    log_probs, entropies = distribution.log_prob_and_entropy(parameters, batch.actions)
+    log_ratio = log_probs - batch.log_probs
+    surrogate, clipped = policy_loss(log_ratio, batch.advantages, c.clip_range)
+    policy_term, entropy = mean(surrogate, valid, members), mean(entropies, valid, members)
+    critic_terms = _critic_losses(head, evaluation.predictions, batch, clip_mode, c.clip_range_vf, members)
+    loss = policy_term + c.vf_coef * critic_terms.mean(-1)
+    if isinstance(c.ent_coef, Tensor) or c.ent_coef:
+        loss = loss - c.ent_coef * entropy
+    with torch.no_grad():
+        approx_kl = mean(approximate_kl(log_ratio.detach()), valid, members)
+    kl = approx_kl
+    if kl_penalty:
+        kl = mean(distribution.kl(batch.parameters, parameters), valid, members)
+        loss = loss + c.kl_coef * kl
+    metrics = {
+        "policy_loss": policy_term,
+        "entropy": entropy,
+        "approx_kl": approx_kl,
+        "kl": kl,
+        "clip_fraction": mean(clipped, valid, members),
+    }
+    metrics |= {f"critic_loss_{i}": term for i, term in enumerate(critic_terms.unbind(-1), 1)}
+    return loss, metrics
+
+
+def _critic_losses(
+    head: ValueHead,
+    predictions: tuple[Tensor, ...],
+    batch: Minibatch,
+    clip_mode: ClipMode | None,
+    clip_range: Number,
+    members: bool,
+) -> Tensor:
+    """Each critic's mean loss ``[critics]``, or ``[M, critics]``, all at once."""
+    axis = 1 if members else 0
+    now = torch.stack(predictions, axis)
+    then = torch.stack(batch.predictions, axis) if batch.predictions else None
+    targets = batch.targets.unsqueeze(axis).expand(now.shape[:-1])
+    losses = value_loss(head, now, targets, then, clip_mode, clip_range)
+    valid = None if batch.valid is None else batch.valid.unsqueeze(axis).expand_as(losses)
+    rows = losses.flatten(0, axis)
+    means = mean(rows, None if valid is None else valid.flatten(0, axis), members=True)
+    return means.view(losses.shape[: axis + 1])

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from driftproof._members import Number
 from driftproof.learner.adversary import Adversary
-from driftproof.learner.kl import KLStop, approximate_kl
-from driftproof.learner.losses import mean, policy_loss, value_loss
+from driftproof.learner.kl import KLStop
+from driftproof.learner.losses import Coefficients, ppo_losses
 from driftproof.learner.metrics import StepMetrics
 from driftproof.learner.networks import Policy
 from driftproof.learner.rollout import Minibatch
@@ -21,17 +19,6 @@ from driftproof.nn.heads import ClipMode
 from driftproof.nn.types import Evaluation
 from driftproof.optim import VarianceGradientScaler
 from driftproof.optim.masking import step_where
-
-
-class Coefficients(NamedTuple):
-    """Hyper-parameters of a step, as numbers or 0-dim tensors."""
-
-    clip_range: Number
-    clip_range_vf: Number
-    ent_coef: Number
-    vf_coef: Number
-    kl_coef: Number
-    max_grad_norm: Number
 
 
 class OptimizerStep:
@@ -50,7 +37,7 @@ class OptimizerStep:
         kl_penalty: Whether the loss contains the KL divergence from the distribution that actions were drawn from.
         autocast: A context for the networks' arithmetic.
         adversary: Adds to the loss what it makes of worse observations.
-        undo: Mask steps on every device, the CPU too.
+        masked: Mask steps on every device, the CPU too.
     """
 
     def __init__(
@@ -63,12 +50,12 @@ class OptimizerStep:
         kl_penalty: bool,
         autocast: Callable[[], AbstractContextManager[object]],
         adversary: Adversary | None = None,
-        undo: bool = False,
+        masked: bool = False,
     ) -> None:
         self.policy, self.optimizer, self.vgs, self.stop = policy, optimizer, vgs, stop
         self.clip_mode, self.kl_penalty, self.autocast = clip_mode, kl_penalty, autocast
         self.adversary = adversary
-        self.undo = undo or policy.device.type != "cpu"
+        self.masked = masked or policy.device.type != "cpu"
         # What batch normalisation and the like change in the forward pass already.
         normalisers = (m for m in policy.modules() if isinstance(m, nn.modules.batchnorm._NormBase))
         self._statistics = [buffer for module in normalisers for buffer in module.buffers(recurse=False)]
@@ -101,44 +88,17 @@ class OptimizerStep:
         with self.autocast():
             parameters, predictions = self.policy.evaluate(batch.observations, batch.state, batch.segments, batch.keep)
         parameters, predictions = parameters.float(), tuple(p.float() for p in predictions)
-        distribution, valid = self.policy.distribution, batch.valid
-        log_probs, entropies = distribution.log_prob_and_entropy(parameters, batch.actions)
-        log_ratio = log_probs - batch.log_probs
-        surrogate, clipped = policy_loss(log_ratio, batch.advantages, c.clip_range)
-        policy_term, entropy = mean(surrogate, valid), mean(entropies, valid)
-        critic_terms = self._critic_losses(predictions, batch, c.clip_range_vf)
-        loss = policy_term + c.vf_coef * critic_terms.mean()
-        if isinstance(c.ent_coef, Tensor) or c.ent_coef:
-            loss = loss - c.ent_coef * entropy
-        with torch.no_grad():
-            approx_kl = mean(approximate_kl(log_ratio.detach()), valid)
-        kl = approx_kl
-        if self.kl_penalty:
-            kl = mean(distribution.kl(batch.parameters, parameters), valid)
-            loss = loss + c.kl_coef * kl
-        metrics = {
-            "policy_loss": policy_term,
-            "entropy": entropy,
-            "approx_kl": approx_kl,
-            "kl": kl,
-            "clip_fraction": mean(clipped, valid),
-        }
-        metrics |= {f"critic_loss_{i}": term for i, term in enumerate(critic_terms.unbind(), 1)}
+        evaluation = Evaluation(parameters, predictions)
+        loss, metrics = ppo_losses(
+            self.policy.distribution, self.policy.heads[0], evaluation, batch, c, self.clip_mode, self.kl_penalty
+        )
         if self.adversary is not None:
             with self.autocast():
-                robust_term, told = self.adversary.loss(batch, Evaluation(parameters, predictions), c.vf_coef)
+                robust_term, told = self.adversary.loss(batch, evaluation, c.vf_coef)
             loss = loss + robust_term
             metrics |= {f"adversarial/{name}": number for name, number in told.items()}
         metrics["loss"] = loss
         return loss, metrics
-
-    def _critic_losses(self, predictions: tuple[Tensor, ...], batch: Minibatch, clip_range: Number) -> Tensor:
-        """Each critic's mean loss ``[critics]``, all at once: their heads differ in weights alone."""
-        now = torch.stack(predictions)
-        then = torch.stack(batch.predictions) if batch.predictions else None
-        targets, valid = batch.targets.expand(now.shape[:-1]), batch.valid
-        losses = value_loss(self.policy.heads[0], now, targets, then, self.clip_mode, clip_range)
-        return mean(losses, None if valid is None else valid.expand_as(losses), members=True)
 
     @torch.no_grad()
     def _finish(self, loss: Tensor, go_on: Tensor, c: Coefficients) -> dict[str, Tensor]:
@@ -146,7 +106,7 @@ class OptimizerStep:
         *critic_norms, grad_norm = self._gradient_norms().unbind()
         finite = torch.isfinite(loss) & torch.isfinite(grad_norm)
         proceed = finite & (go_on > 0)
-        if self.undo and self.is_ready:
+        if self.masked and self.is_ready:
             scaled = self._take(grad_norm, c, proceed)
         else:
             taken = bool(proceed)

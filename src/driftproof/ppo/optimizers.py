@@ -78,7 +78,7 @@ def make_optimizer(
         parameters: What it optimizes.
         lr: Learning rate.
         kwargs: More arguments.
-        capturable: Keep all state, and the learning rate, on the device, as CUDA graphs and undone steps want it.
+        capturable: Keep all state, and the learning rate, on the device, as CUDA graphs and masked steps want it.
     """
     parameters = list(parameters)
     arguments: dict[str, Any] = {**kwargs, "lr": lr}
