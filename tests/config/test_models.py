@@ -15,12 +15,12 @@ from pydantic import ValidationError
 from driftproof.config import Config, loads
 from driftproof.config.page import page
 from driftproof.config.reference import json_schema
-from driftproof.nn.policies import NAMED_POLICIES
+from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
 from driftproof.optim import VarianceGradientScaler
 from driftproof.ppo import DistributionalPPO
 from driftproof.settings.agent import HYPERPARAMETERS, AgentSettings
 from driftproof.settings.definition import settings_of
-from driftproof.settings.policy import PolicyName
+from driftproof.settings.policy import PolicyName, PolicySettings
 from driftproof.settings.scaling import VGSSettings
 
 
@@ -28,6 +28,7 @@ from driftproof.settings.scaling import VGSSettings
     ("kind", "definition"),
     [
         (DistributionalPPO, AgentSettings),
+        (DistributionalPolicy, PolicySettings),
         (VarianceGradientScaler, VGSSettings),
     ],
 )

@@ -330,7 +330,6 @@ NETWORKS = {
     "ortho_init": ["yes", None],
     "shared_recurrence": ["yes", None],
     "shared_lstm": ["yes", None],
-    "lstm_kwargs": [5],
     "enable_critic_lstm": ["yes", None],
     "share_features_extractor": ["yes", None],
     "normalize_images": ["yes", None],
@@ -370,6 +369,7 @@ def test_arguments_of_arguments_must_be_mappings(name, value):
         ({"kl_penalty": None, "target_kl": 0.01}, "kl_penalty must be True, False or a mapping.* not None"),
         ({"optimizer_kwargs": {"sgima": 0.1}}, "optimizer_kwargs {'sgima': 0.1} do not fit AdaptiveUPGD.*sgima"),
         ({"tensorboard_log": 5}, "tensorboard_log must be a path, not 5"),
+        ({"policy_kwargs": {"lstm_kwargs": 5}}, "lstm_kwargs must be a mapping from names to values, not 5"),
         ({"policy_kwargs": {"activation_fn": "tanh"}}, "activation_fn must be a class of torch.nn, not 'tanh'"),
         (
             {"policy_kwargs": {"features_extractor_class": dict}},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,6 @@ from stable_baselines3.common.torch_layers import (
 )
 from torch import Tensor, nn
 
-from driftproof._arguments import check_count, check_flag, check_number
 from driftproof._registry import VALUE_HEADS
 from driftproof.nn.acting import Acting
 from driftproof.nn.cores import (
@@ -25,176 +24,98 @@ from driftproof.nn.cores import (
     CoreName,
     NoCore,
     State,
+    check_core_options,
     make_core,
 )
 from driftproof.nn.distributions import Gaussian, distribution_for
 from driftproof.nn.exploration import StateDependentExploration
 from driftproof.nn.heads import CategoricalHead, QuantileHead, ValueHead
 from driftproof.nn.networks import Critic, dense_network, layer_widths, output_width
-from driftproof.nn.policy_arguments import check_sharing, core_options
 from driftproof.nn.segments import Segments
 from driftproof.nn.types import Evaluation, Observation, PolicyState, map_observation
+from driftproof.settings.definition import documented, settings_of, takes
+from driftproof.settings.policy import PolicySettings
 
 
+@documented(PolicySettings)
 class DistributionalPolicy(Acting):
-    """Actor and critics: features, a recurrent core, a small network each, and their heads.
-
-    Args:
-        observation_space: What the agent sees.
-        action_space: What it can do: Discrete, MultiDiscrete, MultiBinary or Box.
-        core: The memory: ``"lstm"``, ``"gru"``, ``"none"``, the name of one in an installed package, or a subclass of
-            :class:`driftproof.nn.cores.Core`.
-        net_arch: Widths of the layers behind the core: a list for actor and critics, or ``dict(pi=[...], vf=[...])``.
-            ``None``: two of 64, and none behind a :class:`NatureCNN`.
-        activation_fn: Between these layers.
-        ortho_init: Orthogonal initial weights of all layers but the recurrent core's, which has its own
-            initialisation; small ones for the actions.
-        lstm_hidden_size: Units of the recurrent core, LSTM or GRU.
-        n_lstm_layers: Its layers.
-        shared_recurrence: One core for actor and critics, which then learn it together.
-        shared_lstm: As sb3-contrib has it, with ``enable_critic_lstm=False``: critics see the actor's memory, and only
-            the actor learns it.
-        enable_critic_lstm: ``False``: critics without a recurrent core of their own.
-        lstm_kwargs: More arguments of the core; of ``nn.LSTM`` and ``nn.GRU``: ``dropout`` between layers while
-            training, ``bias``.
-        features_extractor_class: From observations to features; Stable-Baselines3's and your own.
-        features_extractor_kwargs: Its arguments, but for the observation space.
-        share_features_extractor: One extractor for actor and critics.
-        normalize_images: Divide images by 255.
-        use_sde: Exploration of Box actions by noise that is a function of the state; see
-            :mod:`driftproof.nn.exploration`. The agent passes it on.
-        log_std_init: Initial log standard deviation of Box actions; with ``use_sde``, of the exploration matrix, of
-            which actions have about ``√features`` as much: -3 to 0.
-        full_std: With ``use_sde``: a standard deviation for every element of the matrix, not one for every feature.
-        use_expln: With ``use_sde``: standard deviations that grow more slowly above 1.
-        squash_output: Box actions by a tanh inside their bounds, instead of clipped to them.
-        value_head: ``"quantile"``, ``"categorical"``, the name of one in an installed package, or a subclass of
-            :class:`driftproof.nn.heads.ValueHead`.
-        value_head_kwargs: Further arguments of the value head, such as one of your own has.
-        num_quantiles: Of a quantile head.
-        huber_kappa: Of a quantile head, in units of the return's standard deviation.
-        num_atoms: Of a categorical head.
-        v_min: First atom, in normalised returns.
-        v_max: Last atom.
-        twin_critics: Two critics, of which the more cautious counts.
-    """
+    """Actor and critics: features, a recurrent core, a small network each, and their heads."""
 
     default_core: ClassVar[CoreName] = "lstm"
     default_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
     optimizer: torch.optim.Optimizer
     """Belongs to the agent, which sets it; it is here because Stable-Baselines3 looks for it here."""
 
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        *,
-        core: str | type[Core] | None = None,
-        net_arch: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
-        activation_fn: type[nn.Module] = nn.Tanh,
-        ortho_init: bool = True,
-        lstm_hidden_size: int = 128,
-        n_lstm_layers: int = 1,
-        shared_recurrence: bool = False,
-        shared_lstm: bool = False,
-        enable_critic_lstm: bool = True,
-        lstm_kwargs: Mapping[str, Any] | None = None,
-        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
-        features_extractor_kwargs: dict[str, Any] | None = None,
-        share_features_extractor: bool = True,
-        normalize_images: bool = True,
-        use_sde: bool = False,
-        log_std_init: float = 0.0,
-        full_std: bool = True,
-        use_expln: bool = False,
-        squash_output: bool = False,
-        value_head: str | type[ValueHead] = "quantile",
-        value_head_kwargs: Mapping[str, Any] | None = None,
-        num_quantiles: int = 32,
-        huber_kappa: float = 0.1,
-        num_atoms: int = 51,
-        v_min: float = -10.0,
-        v_max: float = 10.0,
-        twin_critics: bool = True,
-    ) -> None:
-        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        extractor = self.default_extractor if features_extractor_class is None else features_extractor_class
-        self._check_extractor(extractor, observation_space)
+    @takes(PolicySettings)
+    def __init__(self, given: PolicySettings) -> None:
+        extractor = self.default_extractor if given.features_extractor_class is None else given.features_extractor_class
+        self._check_extractor(extractor, given.observation_space)
         super().__init__(
-            observation_space,
-            action_space,
+            given.observation_space,
+            given.action_space,
             extractor,
-            features_extractor_kwargs,
-            normalize_images=normalize_images,
-            squash_output=squash_output,
+            given.features_extractor_kwargs,
+            normalize_images=given.normalize_images,
+            squash_output=given.squash_output,
         )
-        core = self.default_core if core is None else core
-        self._arguments = {**arguments, "core": core, "features_extractor_class": extractor}
-        check_count("lstm_hidden_size", lstm_hidden_size, at_least=1)
-        check_count("n_lstm_layers", n_lstm_layers, at_least=1)
-        check_number("log_std_init", log_std_init)
-        flags = {
-            "ortho_init": ortho_init,
-            "share_features_extractor": share_features_extractor,
-            "normalize_images": normalize_images,
-            "use_sde": use_sde,
-            "full_std": full_std,
-            "use_expln": use_expln,
-            "squash_output": squash_output,
-            "twin_critics": twin_critics,
-            "shared_recurrence": shared_recurrence,
-            "shared_lstm": shared_lstm,
-            "enable_critic_lstm": enable_critic_lstm,
+        core = self.default_core if given.core is None else given.core
+        activation_fn = nn.Tanh if given.activation_fn is None else given.activation_fn
+        self._arguments = {name: getattr(given, name) for name in settings_of(PolicySettings)} | {
+            "core": core,
+            "activation_fn": activation_fn,
+            "features_extractor_class": extractor,
         }
-        for name, flag in flags.items():
-            check_flag(name, flag)
-        check_sharing(shared_recurrence, shared_lstm, enable_critic_lstm, share_features_extractor)
-        shared = shared_recurrence or shared_lstm
-        self.distribution = distribution_for(action_space, squash_output)
-        self.activation_fn, self.ortho_init = activation_fn, ortho_init
-        self.share_features_extractor, self.log_std_init = share_features_extractor, log_std_init
-        self.shared_lstm, self.enable_critic_lstm = shared_lstm, enable_critic_lstm
-        self.lstm_kwargs = core_options(core, lstm_kwargs)
+        shared = given.shared_recurrence or given.shared_lstm
+        self.distribution = distribution_for(given.action_space, given.squash_output)
+        self.activation_fn, self.ortho_init = activation_fn, given.ortho_init
+        self.share_features_extractor, self.log_std_init = given.share_features_extractor, given.log_std_init
+        self.shared_lstm, self.enable_critic_lstm = given.shared_lstm, given.enable_critic_lstm
+        self.lstm_kwargs = dict(given.lstm_kwargs or {})
+        check_core_options(core, self.lstm_kwargs)
 
         self.features_extractor = self.make_features_extractor()
         features = int(self.features_extractor.features_dim)  # Some give numbers of NumPy, which torch does not take.
-        self.actor_core = make_core(core, features, lstm_hidden_size, n_lstm_layers, self.lstm_kwargs)
+        self.actor_core = make_core(core, features, given.lstm_hidden_size, given.n_lstm_layers, self.lstm_kwargs)
         memory = self.actor_core.units
-        actor_arch, critic_arch = layer_widths(net_arch, self.features_extractor)
-        self.net_arch = {"pi": actor_arch, "vf": critic_arch} if net_arch is None else net_arch
+        actor_arch, critic_arch = layer_widths(given.net_arch, self.features_extractor)
+        self.net_arch = {"pi": actor_arch, "vf": critic_arch} if given.net_arch is None else given.net_arch
         self.actor_network = dense_network(memory, actor_arch, activation_fn)
         self.action_head = nn.Linear(output_width(self.actor_network, memory), self._outputs())
-        self.use_sde = use_sde
+        self.use_sde = given.use_sde
         self.exploration: StateDependentExploration | None = None
-        if use_sde:
+        if given.use_sde:
             if not isinstance(self.distribution, Gaussian):
-                raise ValueError(f"use_sde=True is noise for continuous actions: it needs a Box, not {action_space}")
+                raise ValueError(
+                    f"use_sde=True is noise for continuous actions: it needs a Box, not {given.action_space}"
+                )
             self.exploration = StateDependentExploration(
-                self.action_head.in_features, self.distribution.dim, full_std, use_expln
+                self.action_head.in_features, self.distribution.dim, given.full_std, given.use_expln
             )
-            self.log_std = nn.Parameter(self.exploration.initial_log_std(log_std_init))
+            self.log_std = nn.Parameter(self.exploration.initial_log_std(given.log_std_init))
         elif isinstance(self.distribution, Gaussian):
-            self.log_std = nn.Parameter(torch.full((self._outputs(),), float(log_std_init)))
+            self.log_std = nn.Parameter(torch.full((self._outputs(),), float(given.log_std_init)))
 
         # Critics come last, so that the parameters of a single one are the first of two.
-        self.critic_features_extractor = None if share_features_extractor else self.make_features_extractor()
-        critic_core = core if enable_critic_lstm else "none"
+        self.critic_features_extractor = None if given.share_features_extractor else self.make_features_extractor()
+        critic_core = core if given.enable_critic_lstm else "none"
         self.critic_core: Core | None = None
         if not shared:
-            self.critic_core = make_core(critic_core, features, lstm_hidden_size, n_lstm_layers, self.lstm_kwargs)
+            self.critic_core = make_core(
+                critic_core, features, given.lstm_hidden_size, given.n_lstm_layers, self.lstm_kwargs
+            )
         memory = self.actor_core.units if self.critic_core is None else self.critic_core.units
 
-        head_class: type[ValueHead] = VALUE_HEADS.load(value_head)
+        head_class: type[ValueHead] = VALUE_HEADS.load(given.value_head)
         head_options = {
-            QuantileHead: {"num_quantiles": num_quantiles, "huber_kappa": huber_kappa},
-            CategoricalHead: {"num_atoms": num_atoms, "v_min": v_min, "v_max": v_max},
-        }.get(head_class, {}) | dict(value_head_kwargs or {})
+            QuantileHead: {"num_quantiles": given.num_quantiles, "huber_kappa": given.huber_kappa},
+            CategoricalHead: {"num_atoms": given.num_atoms, "v_min": given.v_min, "v_max": given.v_max},
+        }.get(head_class, {}) | dict(given.value_head_kwargs or {})
 
-        networks = [dense_network(memory, critic_arch, activation_fn) for _ in range(2 if twin_critics else 1)]
+        networks = [dense_network(memory, critic_arch, activation_fn) for _ in range(2 if given.twin_critics else 1)]
         self.critics = nn.ModuleList(
             [Critic(network, head_class(output_width(network, memory), **head_options)) for network in networks]
         )
-        if ortho_init:
+        if given.ortho_init:
             self._initialise()
         for each in self._cores():
             each.initialise()

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from driftproof._arguments import ArgumentError
 from driftproof._members import check_numbers, listed
+from driftproof._text import did_you_mean
 from driftproof.settings.definition import (
     LARGE,
     LARGEST,
     argument,
     check_names,
     check_values,
-    nearest,
     setting,
     settings_of,
 )
@@ -367,8 +367,7 @@ class AgentSettings(EntropySettings):
         for holder, names in {"policy_kwargs": settings_of(PolicySettings), "optimizer_kwargs": OPTIONS}.items():
             if name in names:
                 return f"it belongs into {holder}: {holder}={{{name!r}: ...}}"
-        found = nearest(name, settings_of(AgentSettings))
-        return found if found.startswith("did") else "see its documentation for those that it has"
+        return did_you_mean(name, settings_of(AgentSettings), "see its documentation for those that it has")
 
 
 def _conflict(name: str, message: str) -> ArgumentError:

@@ -8,7 +8,6 @@ sections of configurations, their JSON Schema and their documentation from it. N
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import textwrap
@@ -17,8 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from driftproof._arguments import check_count, check_flag, check_number, check_option
+from driftproof._arguments import ArgumentError, check_count, check_flag, check_number, check_option
 from driftproof._members import check_numbers
+from driftproof._text import did_you_mean
 from driftproof.settings.schedules import Schedule, base_and_schedule
 
 P = ParamSpec("P")
@@ -135,7 +135,10 @@ class Setting:
         elif get_origin(kinds[0]) is _MAPPING and not isinstance(value, Mapping):
             raise TypeError(f"{name} must be a mapping from names to values, not {value!r}")
         if self.about.check is not None:
-            self.about.check(value)
+            try:
+                self.about.check(value)
+            except ValueError as error:
+                raise ArgumentError(f"Invalid {name}: {value!r}; {error}", name) from error
 
 
 _MAPPING = get_origin(Mapping[str, Any])
@@ -228,14 +231,7 @@ def check_names(place: str, given: Iterable[str], known: Iterable[str], owner: s
     known = list(known)
     for name in given:
         if name not in known:
-            raise TypeError(f"{place} has {name!r}, which {owner} does not know; {nearest(str(name), known)}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for somebody who used an unknown name."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise TypeError(f"{place} has {name!r}, which {owner} does not know; {did_you_mean(name, known)}")
 
 
 def takes(
@@ -253,7 +249,9 @@ def takes(
         def __init__(self: Any, *args: P.args, **kwargs: P.kwargs) -> None:  # noqa: N807
             for name in kwargs:
                 if name not in signature.parameters:
-                    hint = getattr(definition, "hint", None) or functools.partial(nearest, known=signature.parameters)
+                    hint = getattr(definition, "hint", None) or functools.partial(
+                        did_you_mean, known=signature.parameters
+                    )
                     raise TypeError(
                         f"{type(self).__name__}() got an unexpected keyword argument {name!r}; {hint(name)}"
                     )
