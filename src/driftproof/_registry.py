@@ -16,7 +16,7 @@ from importlib import import_module, metadata
 from typing import Any
 
 from driftproof._text import closest
-from driftproof._trust import Trust, of_kind
+from driftproof._trust import Trust, WrongKindError, of_kind
 
 
 class Registry:
@@ -81,7 +81,11 @@ class Registry:
             ValueError: There is none of that name.
         """
         if isinstance(chosen, type):
-            return of_kind(chosen.__qualname__, chosen, self.base)
+            try:
+                return of_kind(chosen.__qualname__, chosen, self.base)
+            except WrongKindError as error:
+                options = f"use one of {', '.join(self.names)}, or a subclass"
+                raise WrongKindError(f"Unknown {self.what} {chosen!r}; {error}; {options}") from error
         name = self.name(chosen)
         if name in self._used:
             return of_kind(name, self._used[name], self.base)
