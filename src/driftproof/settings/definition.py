@@ -249,12 +249,9 @@ def takes(
         def __init__(self: Any, *args: P.args, **kwargs: P.kwargs) -> None:  # noqa: N807
             for name in kwargs:
                 if name not in signature.parameters:
-                    hint = getattr(definition, "hint", None) or functools.partial(
-                        did_you_mean, known=signature.parameters
-                    )
-                    raise TypeError(
-                        f"{type(self).__name__}() got an unexpected keyword argument {name!r}; {hint(name)}"
-                    )
+                    find: Callable[[str], str] | None = getattr(definition, "hint", None)
+                    hint = did_you_mean(name, signature.parameters) if find is None else find(name)
+                    raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}; {hint}")
             init(self, definition(*args, **kwargs))
 
         parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
