@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import io
 from collections.abc import Iterable
 
 _GAP = " … "
+_WIDEST = 100_000
+"""Characters in a line of a table: nothing is wrapped."""
 
 
 def printable(text: object, limit: int = 500) -> str:
@@ -47,6 +50,30 @@ def _fitting(pieces: Iterable[str], limit: int) -> list[str]:
             break
         taken.append(piece)
     return taken
+
+
+def table(rows: Iterable[Iterable[str]], numbers_from: int | None = None) -> str:
+    """Rows as aligned columns of plain text.
+
+    Args:
+        rows: Of cells, the first row being the heads.
+        numbers_from: The first column that is aligned to the right; ``None``: none is.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [list(row) for row in rows]
+    grid = Table.grid(padding=(0, 2))
+    for i in range(len(cells[0])):
+        is_number = numbers_from is not None and i >= numbers_from
+        grid.add_column(justify="right" if is_number else "left", no_wrap=True)
+    for row in cells:
+        grid.add_row(*map(Text, row))
+    console = Console(width=_WIDEST, color_system=None, legacy_windows=False, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(grid)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def closest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -12,6 +12,7 @@ import torch
 
 from driftproof.pbt import HyperparamConfig, PBTRunner, Trainee, read_events
 from driftproof.ppo import DistributionalPPO
+from driftproof.runs.folder import RunFolder
 from driftproof.state import compare
 from tests.pbt.populations import config, make_agent, states
 
@@ -78,7 +79,7 @@ def test_what_is_not_decided_about_is_not_offered_after_an_interruption(tmp_path
     runner.run()
     resumed = PBTRunner.resume(tmp_path, make_agent)
     assert resumed.updates == [4, 2, 2]
-    assert resumed.scheduler.store.get(0)[0] == "member_0000_000000002.zip"
+    assert RunFolder(tmp_path).read_state().members[0].offered == "member_0000_000000002.zip"
 
 
 class InterruptedRunError(Exception):

@@ -12,6 +12,7 @@ import torch
 from stable_baselines3.common.type_aliases import GymEnv
 
 from driftproof._arguments import check_count, check_number, check_option
+from driftproof._text import table
 from driftproof.adversarial.attacks import StatePerturbation
 from driftproof.adversarial.learned import LearnedAttack, check_adversary, perturbation_of, train_adversary
 from driftproof.adversarial.playing import Flags, Perturb, Player, as_the_agent_sees_it, play
@@ -117,8 +118,7 @@ class Robustness:
         for r in self.results:
             interval = f"[{r.low:.4g}, {r.high:.4g}]"
             rows.append((r.attack, f"{r.epsilon:g}", f"{r.mean:.4g}", interval, f"{len(r.returns)}"))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return table(rows)
 
     def _epsilons(self) -> list[float]:
         return sorted({result.epsilon for result in self.results})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from driftproof._files import DAMAGES, described
+from driftproof._text import table
 from driftproof.cli import agents
 from driftproof.cli.errors import CommandError, Stopped, say
 from driftproof.cli.interrupts import interrupts
@@ -71,7 +72,7 @@ def evaluate(
         lasting = _lasting(read(found.checkpoint).tree)
         result = measure(agent, settings, episodes, seed, not stochastic, lasting)
         name = EVALUATION
-        say("\n".join(table(result)))
+        say(summary_table(result))
     # What belongs to a run is what was asked of the run, as it is.
     belongs = found.folder is not None and found.is_run and not changed
     in_folder = own_file(found.folder, name) if found.folder is not None and belongs else None
@@ -118,7 +119,7 @@ def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: boo
                 f"trained and saved in {folder}, not evaluated: driftproof evaluate {folder}; {how}"
             ) from None
         _write(target, result)
-        say("\n".join(table(result)))
+        say(summary_table(result))
     say(f"done: {folder}")
 
 
@@ -210,14 +211,13 @@ def summary(returns: list[float]) -> dict[str, Any]:
     return {"mean": float(values.mean()), "std": float(values.std()), "interval": [low, high], "returns": returns}
 
 
-def table(result: dict[str, Any]) -> list[str]:
+def summary_table(result: dict[str, Any]) -> str:
     """What was measured, as text."""
     rows = [("", "return", "95% interval", "deviation")]
     for name, each in {"agent": result, **result["baselines"]}.items():
         low, high = each["interval"]
         rows.append((name, f"{each['mean']:.4g}", f"[{low:.4g}, {high:.4g}]", f"{each['std']:.3g}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return table(rows)
 
 
 class _Constant:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from driftproof._signals import INTERRUPTING
+from driftproof._process_signals import INTERRUPTING
 from driftproof.cli import terminal
 
 

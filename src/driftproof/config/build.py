@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from driftproof._files import RunFolderError
-from driftproof._signals import follow_parent, left_to_this_process
+from driftproof._process_signals import follow_parent, left_to_this_process
 from driftproof._trust import OWN, Trust
 from driftproof.config.files import ConfigError
 from driftproof.config.model import Config

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 from driftproof._arguments import check_number
+from driftproof._text import did_you_mean
 from driftproof.settings.schedules import Factor, Schedule, base_and_schedule
 from driftproof.state import CheckpointError
 from driftproof.state.schema import anything, check, mapping
@@ -204,6 +204,4 @@ class Hyperparameters(MutableMapping[str, float]):
             return self._entries[name]
         if name in self._fixed:
             raise KeyError(f"{name!r} cannot change while the agent trains: {self._fixed[name]}")
-        near = difflib.get_close_matches(str(name), list(self._entries), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self._entries)}"
-        raise KeyError(f"there is no hyper-parameter {name!r}; {hint}")
+        raise KeyError(f"there is no hyper-parameter {name!r}; {did_you_mean(name, self._entries)}")

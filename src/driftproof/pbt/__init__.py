@@ -4,8 +4,9 @@ from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
 from driftproof.pbt.config import check_against
 from driftproof.pbt.explore import ExploreMethod, History
 from driftproof.pbt.member import Trainee, mean_reward
+from driftproof.pbt.population import Decision, PopulationMember
 from driftproof.pbt.runner import PBTRunner
-from driftproof.pbt.scheduler import PBTScheduler, PopulationMember
+from driftproof.pbt.scheduler import PBTScheduler
 from driftproof.pbt.stores import CheckpointFormat, FolderStore, MemoryStore, TreeStore
 from driftproof.runs.events import Event, append_events, read_events
 from driftproof.runs.folder import FolderTakenError
@@ -15,6 +16,7 @@ from driftproof.settings.population import HyperparamConfig, PBTConfig
 __all__ = [
     "Backend",
     "CheckpointFormat",
+    "Decision",
     "Event",
     "ExploreMethod",
     "FolderStore",

@@ -10,14 +10,16 @@ from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias, get_args
 
 import torch
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 
-from driftproof._arguments import check_count
-from driftproof._signals import follow_parent, left_to_this_process
+from driftproof._arguments import check_count, check_option
+from driftproof._process_signals import follow_parent, left_to_this_process
 from driftproof.pbt.work import Failure, Host, Order, Report, Work
+
+BackendName: TypeAlias = Literal["inline", "process", "ray"]
 
 _PATIENCE = 10.0
 """Seconds for a process to close its environments."""
@@ -241,3 +243,13 @@ def _end(exit_code: int | None) -> str:
 def _cores() -> int:
     """That this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def backend_named(name: BackendName) -> Backend:
+    """A backend with its default options."""
+    check_option("backend", name, get_args(BackendName))
+    if name == "ray":
+        from driftproof.pbt.ray_backend import RayBackend
+
+        return RayBackend()
+    return InlineBackend() if name == "inline" else ProcessBackend()

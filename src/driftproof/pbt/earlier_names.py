@@ -10,8 +10,8 @@ import numpy as np
 from driftproof.runs.events import Event
 
 if TYPE_CHECKING:
-    from driftproof.pbt.scheduler import PopulationMember
-    from driftproof.settings.population import HyperparamConfig, PBTConfig
+    from driftproof.pbt.population import PopulationMember
+    from driftproof.settings.population import PBTConfig
 
 
 class EarlierMemberNames:
@@ -104,7 +104,7 @@ class EarlierSchedulerNames:
                 f"{', '.join(searched) or 'none'}"
             )
         for name, value in given.items():
-            if not _is_within(searched[name], value):
+            if not searched[name].allows(value):
                 raise ValueError(f"initial_hyperparams[{index}] has {name}={value!r}, which is not what is searched")
 
 
@@ -112,11 +112,3 @@ def stored_path(store: object, member_id: int) -> str | None:
     """Where a store keeps a member's parameters, if it keeps files."""
     path = getattr(store, "path", None)
     return None if path is None else str(path(member_id))
-
-
-def _is_within(item: HyperparamConfig, value: Any) -> bool:
-    if item.values is not None:
-        return value in item.values
-    low, high = item.bounds
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and low <= value <= high and (not item.is_whole or value == int(value))

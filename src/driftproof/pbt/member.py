@@ -102,8 +102,9 @@ class Trainee:
         """Become another agent, with other hyper-parameters, in one's own environments.
 
         Args:
-            parameters: What its ``get_parameters()`` returned, or of legacy files, the policy's state dict: then the
-                optimizer begins without moments and variance gradient scaling anew, with a ``FutureWarning``.
+            parameters: What its ``get_parameters()`` returned, the same by the names of components, or of legacy files,
+                the policy's state dict: then the optimizer begins without moments and variance gradient scaling anew,
+                with a ``FutureWarning``.
             tree_format: Which of the two.
             hyperparams: In force from now on.
             optimizer: ``"copy"``: goes on with its moments; ``"reset"``: begins without any.
@@ -114,10 +115,11 @@ class Trainee:
         agent = self.agent
         self._check(hyperparams)
         states = dict(parameters)
-        if optimizer == "reset" and tree_format == "v2_full_parameters" and states.get("policy.optimizer") is not None:
-            if not isinstance(states["policy.optimizer"], Mapping):
-                raise CheckpointError("the state of policy.optimizer is no dict")
-            states["policy.optimizer"] = {**states["policy.optimizer"], "state": {}}
+        name = "optimizer" if "optimizer" in states else "policy.optimizer"
+        if optimizer == "reset" and tree_format == "v2_full_parameters" and states.get(name) is not None:
+            if not isinstance(states[name], Mapping):
+                raise CheckpointError(f"the state of {name} is no dict")
+            states[name] = {**states[name], "state": {}}
         agent.set_parameters(states)
         self.set_hyperparams(hyperparams)
 

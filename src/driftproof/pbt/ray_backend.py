@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from driftproof._signals import kept_handlers
+from driftproof._process_signals import kept_handlers
 from driftproof.pbt.work import Failure, Host, Order, Report, Work
 
 try:

@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal
 
-from driftproof._arguments import check_count, check_flag, check_option
+from driftproof._arguments import check_count, check_flag
 from driftproof._trust import Trust
-from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
+from driftproof.pbt.backends import Backend, BackendName, backend_named
 from driftproof.pbt.config import check_against
 from driftproof.pbt.member import MakeAgent, MakeCallback, Metric, mean_reward
+from driftproof.pbt.population import Decision, vital_signs
 from driftproof.pbt.saved import check_values, config_of
 from driftproof.pbt.scheduler import PBTScheduler
-from driftproof.pbt.stores import MemoryStore
+from driftproof.pbt.stores import CheckpointFormat, MemoryStore
 from driftproof.pbt.work import Failure, Order, Report, Work
 from driftproof.ppo import DistributionalPPO
 from driftproof.ppo.generators import unchanged_generators
@@ -28,8 +29,6 @@ from driftproof.runs.metrics import Row
 from driftproof.runs.population_state import MAX_PERFORMANCE, SavedPopulation, best_first
 from driftproof.settings.population import PBTConfig
 from driftproof.state import read
-
-BackendName: TypeAlias = Literal["inline", "process", "ray"]
 
 
 @dataclass
@@ -115,9 +114,9 @@ class PBTRunner:
             config = dataclasses.replace(config, checkpoint_dir=self._folder.members)
         self._make_agent, self._metric, self._make_callback = make_agent, metric, callback
         self.on_change = on_change
-        self._backend = _backend_named(backend) if isinstance(backend, str) else backend
+        self._backend = backend_named(backend) if isinstance(backend, str) else backend
         self.config = _checked(config, make_agent)
-        # What members offer are names of files.
+        # Parameters are in files, of which the scheduler knows nothing.
         self.scheduler = PBTScheduler(self.config, seed, store=MemoryStore(), trust=_trust)
         self._places = [_Place(hyperparams) for hyperparams in self.scheduler.initial_hyperparams()]
         self._saves = 0
@@ -311,7 +310,9 @@ class PBTRunner:
         due = self._due()
         self._decide(due)
         if due:
-            self._folder.log(None, [self._vital_signs()])
+            scheduler = self.scheduler
+            signs = vital_signs(scheduler.statistics(), scheduler.members, scheduler.events)
+            self._folder.log(None, [{"step": sum(self.updates), **signs}])
         # Last: what is not in the state yet is done again after an interruption, and logged again.
         self._save()
         return due
@@ -332,11 +333,21 @@ class PBTRunner:
                 self.scheduler.report_transfer(member, ok=place.not_taken_over is None)
             place.donor = place.not_taken_over = None
             place.offered, place.waits = place.file, False
-            self.scheduler.update_performance(member, place.performance, place.updates, place.file)
+            self.scheduler.offer(member, place.updates)
+            self.scheduler.update_performance(member, place.performance, place.updates)
         for member in members:
             place = self._places[member]
             if place.updates < self.total_updates:
-                place.donor, place.hyperparams, _ = self.scheduler.exploit_and_explore(member)
+                self._follow(member, self.scheduler.decide(member, self._format_of))
+
+    def _follow(self, member: int, decision: Decision) -> None:
+        """Let a member take over from the donor, if there is one, before it trains on."""
+        place = self._places[member]
+        place.donor = None if decision.donor is None else self._places[decision.donor].offered
+        place.hyperparams = decision.hyperparams
+
+    def _format_of(self, member: int) -> CheckpointFormat | None:
+        return None if self._places[member].offered is None else "v2_full_parameters"
 
     def _recover(self, failure: Failure) -> list[int]:
         """Let those who are lost begin again; who they are."""
@@ -362,7 +373,7 @@ class PBTRunner:
         if place.is_anew:
             raise RuntimeError(f"member {member} failed {tries} times in a row, as a clone of another too:\n{reason}")
         try:
-            place.donor, place.hyperparams, _ = self.scheduler.replace(member)
+            self._follow(member, self.scheduler.decide_replacement(member, self._format_of))
         except RuntimeError as error:
             raise RuntimeError(f"{error}, and it failed {tries} times in a row:\n{reason}") from None
         place.is_anew = True
@@ -394,30 +405,9 @@ class PBTRunner:
         self.scheduler.load_state_dict(saved.scheduler.model_dump())
         self._saves = saved.saves
         self._places = [_Place(**each.model_dump()) for each in saved.members]
-        for member, place in enumerate(self._places):
+        for place in self._places:
             for name in filter(None, (place.file, place.offered, place.donor)):
                 self._folder.member_path(name)  # raises if it is a link
-            if place.offered is not None:
-                self.scheduler.store.put(member, place.offered, place.updates, "v2_full_parameters")
-
-    def _vital_signs(self) -> dict[str, float]:
-        """What is logged of the population after a decision."""
-        statistics = self.scheduler.statistics()
-        finite = [member.performance for member in self.scheduler.members if member.performance is not None]
-        spread = statistics["diversity"]
-        signs: dict[str, float | None] = {
-            "best_performance": statistics["best_performance"],
-            "mean_performance": sum(finite) / len(finite) if finite else None,
-            "diversity/performance": spread["performance"],
-            "exploits": statistics["exploits"],
-            "exploit_success_rate": statistics["exploit_success_rate"],
-            "transfer_success_rate": statistics["transfer_success_rate"],
-            "restarts": sum(event.kind == "restart" for event in self.scheduler.events),
-        }
-        signs |= {f"diversity/{name}": value for name, value in spread["hyperparams"].items()}
-        signs |= {f"format/{name}": count for name, count in statistics["checkpoint_formats"].items()}
-        known = {f"population/{name}": float(value) for name, value in signs.items() if value is not None}
-        return {"step": sum(self.updates), **known}
 
 
 @contextmanager
@@ -440,12 +430,3 @@ def _checked(config: PBTConfig, make_agent: MakeAgent) -> PBTConfig:
         finally:
             if agent.env is not None:
                 agent.env.close()
-
-
-def _backend_named(name: BackendName) -> Backend:
-    check_option("backend", name, get_args(BackendName))
-    if name == "ray":
-        from driftproof.pbt.ray_backend import RayBackend
-
-        return RayBackend()
-    return InlineBackend() if name == "inline" else ProcessBackend()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from numbers import Integral
 from typing import Any
 
@@ -16,63 +16,17 @@ from driftproof._arguments import check_count
 from driftproof._files import described
 from driftproof._registry import EXPLORE_METHODS
 from driftproof._trust import Trust
-from driftproof.pbt.earlier_names import EarlierMemberNames, EarlierSchedulerNames, stored_path
+from driftproof.pbt.earlier_names import EarlierSchedulerNames, stored_path
 from driftproof.pbt.explore import MAX_OBSERVATIONS, ExploreMethod, History, Observation, sample, to_unit
+from driftproof.pbt.population import Decision, Fetched, FormatOf, PopulationMember
 from driftproof.pbt.stores import CheckpointFormat, FolderStore, MemoryStore, TreeStore
 from driftproof.runs.events import Event, EventKind
-from driftproof.runs.population_state import SavedMember, SavedScheduler
+from driftproof.runs.population_state import SavedScheduler
 from driftproof.runs.ranking import ranking
 from driftproof.settings.population import PBTConfig
 
 _HISTORY = 200
 """Reports that a member remembers."""
-
-
-@dataclass
-class PopulationMember(EarlierMemberNames):
-    """What the scheduler knows of one agent."""
-
-    id: int
-    hyperparams: dict[str, Any]
-    performance: float | None = None
-    """Last reported; ``None``: nothing yet, or it was not finite. After an exploit that of before, until the next."""
-    step: int = 0
-    """Updates done, as last reported."""
-    reports: int = 0
-    history: list[tuple[int, float | None]] = field(default_factory=list)
-    """Step and performance of the latest reports."""
-    lineage: list[tuple[int, int]] = field(default_factory=list)
-    """Step and donor of every exploit."""
-    checkpoint_format: CheckpointFormat | None = None
-    checkpoint_step: int | None = None
-    checkpoint_hyperparams: dict[str, Any] | None = None
-    """Of the parameters in the store: the member's own may have changed since."""
-    interval_start: int = 0
-    """Step of the last decision."""
-    tries: int = 0
-    """Decisions in a row that were put off because too few members had reported."""
-    before_exploit: dict[str, Any] | None = None
-    """What an undone exploit goes back to, until the next report."""
-    baseline: tuple[int, float] | None = None
-    """Step and performance from which this interval's change is measured."""
-    unobserved: bool = False
-    """Whether its hyper-parameters are new and their effect unknown."""
-
-    def state_dict(self) -> dict[str, Any]:
-        state = asdict(self)
-        state["history"] = [list(item) for item in self.history]
-        state["lineage"] = [list(item) for item in self.lineage]
-        state["baseline"] = None if self.baseline is None else list(self.baseline)
-        return state
-
-    @classmethod
-    def of(cls, saved: SavedMember) -> PopulationMember:
-        """From what :meth:`state_dict` returned."""
-        values = saved.model_dump()
-        values["history"] = [(step, performance) for step, performance in values["history"]]
-        values["lineage"] = [(step, donor) for step, donor in values["lineage"]]
-        values["baseline"] = None if values["baseline"] is None else tuple(values["baseline"])
-        return cls(**values)
 
 
 class PBTScheduler(EarlierSchedulerNames):
@@ -177,20 +131,40 @@ class PBTScheduler(EarlierSchedulerNames):
     def exploit_and_explore(
         self, member: int | PopulationMember
     ) -> tuple[Any | None, dict[str, Any], CheckpointFormat | None]:
-        """Decide what a member does next, if its interval is over and enough members have reported.
+        """:meth:`decide`, with the donor's parameters from the store.
 
         Returns:
             The parameters to take over, ``None`` to keep its own; the hyper-parameters from now on; the format of the
-            parameters. The hyper-parameters are a mutated copy of the donor's if there are parameters, else the
-            member's own (mutated too with ``explore_strong``, unchanged otherwise).
+            parameters.
+        """
+        fetched = Fetched(self.store)
+        decision = self.decide(member, fetched.format_of)
+        return fetched.tree, decision.hyperparams, fetched.format if decision.donor is not None else None
+
+    def replace(self, member: int | PopulationMember) -> tuple[Any, dict[str, Any], CheckpointFormat | None]:
+        """:meth:`decide_replacement`, with the donor's parameters from the store."""
+        fetched = Fetched(self.store)
+        decision = self.decide_replacement(member, fetched.format_of)
+        return fetched.tree, decision.hyperparams, fetched.format
+
+    def decide(self, member: int | PopulationMember, format_of: FormatOf) -> Decision:
+        """Decide what a member does next, if its interval is over and enough members have reported.
+
+        Args:
+            member: Its id, or itself.
+            format_of: From a member's id to the format of the parameters that others may take over from it; ``None``:
+                it has none.
+
+        Returns:
+            The donor, and hyper-parameters: a mutated copy of the donor's, or without one the member's own (mutated
+            too with ``explore_strong``, unchanged otherwise).
         """
         member = self._member(member)
         if not self.is_ready(member) or not self._population_is_ready(member):
-            return None, dict(member.hyperparams), None
+            return Decision(None, dict(member.hyperparams))
         member.tries = 0
         self._observe(member)
-        found = self._fetch(self._donors(member), member)
-        if found is not None:
+        if (found := self._choose(self._donors(member), member, format_of)) is not None:
             return self._exploit(member, *found, "exploit")
         member.interval_start = member.step
         if self.config.explore_strong:
@@ -198,9 +172,9 @@ class PBTScheduler(EarlierSchedulerNames):
             member.hyperparams = self._explored(member, own)
             member.unobserved = True
             self._record("explore", member, own)
-        return None, dict(member.hyperparams), None
+        return Decision(None, dict(member.hyperparams))
 
-    def replace(self, member: int | PopulationMember) -> tuple[Any, dict[str, Any], CheckpointFormat]:
+    def decide_replacement(self, member: int | PopulationMember, format_of: FormatOf) -> Decision:
         """Let a member that is lost go on as one of the best, whatever its interval and its performance.
 
         Raises:
@@ -209,12 +183,24 @@ class PBTScheduler(EarlierSchedulerNames):
         member = self._member(member)
         others = [i for i in self.ranking() if i != member.id and self.members[i].performance is not None]
         best = self._truncated(len(others))
-        found = self._fetch(others[:best], member) or self._fetch(others[best:], member)
+        found = self._choose(others[:best], member, format_of) or self._choose(others[best:], member, format_of)
         if found is None:
             raise RuntimeError(
                 f"member {member.id} cannot be replaced: no other member has both a performance and parameters"
             )
         return self._exploit(member, *found, "replace")
+
+    def offer(self, member: int | PopulationMember, step: int, format: CheckpointFormat = "v2_full_parameters") -> None:
+        """Note that others may take over a member's parameters, which are kept elsewhere, as of now.
+
+        Args:
+            member: Its id, or itself.
+            step: Updates that it has done.
+            format: Of the parameters.
+        """
+        member = self._member(member)
+        member.checkpoint_format, member.checkpoint_step = format, int(step)
+        member.checkpoint_hyperparams = dict(member.hyperparams)
 
     def report_transfer(self, member: int | PopulationMember, ok: bool) -> None:
         """Tell whether a member has taken over what :meth:`exploit_and_explore` gave it.
@@ -318,8 +304,7 @@ class PBTScheduler(EarlierSchedulerNames):
 
     def _put(self, member: PopulationMember, tree: Any, step: int, kind: CheckpointFormat) -> None:
         self.store.put(member.id, tree, step, kind)
-        member.checkpoint_format, member.checkpoint_step = kind, int(step)
-        member.checkpoint_hyperparams = dict(member.hyperparams)
+        self.offer(member, step, kind)
         member.checkpoint_path = stored_path(self.store, member.id)
 
     def _rank(self, member: PopulationMember) -> None:
@@ -365,31 +350,29 @@ class PBTScheduler(EarlierSchedulerNames):
         # Never itself, never an equal, and never one whose performance is not known.
         return [i for i in candidates if self._scores[i] > self._scores[member.id]]
 
-    def _fetch(
-        self, donors: list[int], member: PopulationMember
-    ) -> tuple[PopulationMember, Any, CheckpointFormat] | None:
-        """One of the donors at random with its parameters, ``None`` if none has any."""
+    def _choose(
+        self, donors: list[int], member: PopulationMember, format_of: FormatOf
+    ) -> tuple[PopulationMember, CheckpointFormat] | None:
+        """One of the donors at random, and the format of its parameters; ``None`` if none has any."""
         donors = list(donors)
         while donors:
             donor = donors.pop(int(self._rng.integers(len(donors))))
-            try:
-                return self.members[donor], *self.store.get(donor)
-            except KeyError:
-                warnings.warn(
-                    f"member {member.id} would take over from member {donor}, of which there are no parameters: give "
-                    "model_parameters to update_performance",
-                    stacklevel=3,
-                )
+            if (found := format_of(donor)) is not None:
+                return self.members[donor], found
+            warnings.warn(
+                f"member {member.id} would take over from member {donor}, of which there are no parameters: give "
+                "model_parameters to update_performance",
+                stacklevel=4,
+            )
         return None
 
     def _exploit(
         self,
         member: PopulationMember,
         donor: PopulationMember,
-        tree: Any,
-        tree_format: CheckpointFormat,
+        parameters_format: CheckpointFormat,
         kind: EventKind,
-    ) -> tuple[Any, dict[str, Any], CheckpointFormat]:
+    ) -> Decision:
         inherited = donor.checkpoint_hyperparams or donor.hyperparams
         hyperparams = self._explored(member, inherited)
         member.before_exploit = {
@@ -403,8 +386,8 @@ class PBTScheduler(EarlierSchedulerNames):
         member.baseline = None if donor.performance is None else (member.step, donor.performance)
         member.unobserved = True
         step = donor.checkpoint_step
-        self._record(kind, member, inherited, donor=donor.id, donor_step=step, format=tree_format)
-        return tree, dict(hyperparams), tree_format
+        self._record(kind, member, inherited, donor=donor.id, donor_step=step, format=parameters_format)
+        return Decision(donor.id, dict(hyperparams))
 
     def _explored(self, member: PopulationMember, hyperparams: Mapping[str, Any]) -> dict[str, Any]:
         pending = [other.hyperparams for other in self.members if other.unobserved and other is not member]

@@ -16,7 +16,7 @@ from stable_baselines3.common.logger import KVWriter
 
 from driftproof.pbt.member import MakeAgent, MakeCallback, Metric, Trainee
 from driftproof.ppo.generators import unchanged_generators
-from driftproof.ppo.tree import parameters_from
+from driftproof.ppo.tree import OWN_PLACE
 from driftproof.runs.metrics import Row
 from driftproof.settings.population import OptimizerExploitStrategy
 from driftproof.state import read, write
@@ -119,7 +119,8 @@ class Host:
             return None
         strategy = self._work.optimizer_exploit_strategy
         try:
-            parameters = parameters_from(read(io.BytesIO(order.donor)).tree)
+            tree = read(io.BytesIO(order.donor)).tree
+            parameters = {name: state for name, state in tree.items() if name not in OWN_PLACE}
             trainee.inherit(parameters, "v2_full_parameters", order.hyperparams, strategy)
         except Exception as error:
             if order.start_at is not None:

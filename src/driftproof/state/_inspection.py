@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from driftproof._text import printable
+from driftproof._text import printable, table
 from driftproof.state._errors import CheckpointError
 from driftproof.state._reader import Reader, Source
 from driftproof.state.tree import Leaf, describe
@@ -137,13 +137,5 @@ def _rows(leaves: list[Leaf]) -> list[tuple[str, ...]]:
 
 def _table(rows: list[tuple[str, ...]], texts: int) -> list[str]:
     """Aligned lines: so many columns of text, then numbers."""
-    rows = [tuple(printable(cell, _WIDEST) for cell in row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    aligned = [
-        [
-            cell.ljust(width) if i < texts else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in rows
-    ]
-    return [f"  {'  '.join(row)}".rstrip() for row in aligned]
+    shown = ([printable(cell, _WIDEST) for cell in row] for row in rows)
+    return [f"  {line}".rstrip() for line in table(shown, numbers_from=texts).splitlines()]
