@@ -15,9 +15,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from driftproof.learner.collector import Collector
-from driftproof.learner.learner import Learner, UpdateSettings
-from driftproof.learner.rollout import Rollout
+from driftproof.learner import Collector, Learner, Rollout, UpdateSettings
 from driftproof.nn.policies import MlpPolicy
 from driftproof.optim import AdaptiveUPGD, VarianceGradientScaler
 

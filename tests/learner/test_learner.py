@@ -10,10 +10,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from driftproof.learner.collector import Collector
+from driftproof.learner import Collector, Learner, Rollout, TrainingError, UpdateSettings
 from driftproof.learner.entropy import EntropySchedule
-from driftproof.learner.learner import Learner, TrainingError, UpdateSettings
-from driftproof.learner.rollout import Rollout
 from driftproof.nn.policies import MlpLstmPolicy, MlpPolicy
 from driftproof.state import copy_tree
 

@@ -35,7 +35,7 @@ class StateDependentExploration(nn.Module):
     matrices: Tensor
     """Exploration matrices in force ``[N, features, dim]``, one for each environment, in standard deviations.
 
-    Saved with the edge of the rollout, not with the weights: their number is that of the environments.
+    Saved with the worker that acts, not with the weights: their number is that of the environments.
     """
 
     def __init__(self, features: int, dim: int, full_std: bool = True, use_expln: bool = False) -> None:
