@@ -1,31 +1,25 @@
 """``import driftproof``: what it offers, what it costs, and that Gymnasium knows the environments afterwards."""
 
-import subprocess
-import sys
-
 import pytest
 
 import driftproof
+from tests.helpers import output_of
 
 HEAVY = ("torch", "numpy", "gymnasium", "stable_baselines3", "pydantic", "rich", "yaml")
 
 
-def run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
-
-
 def test_importing_takes_no_time_and_nothing_heavy():
-    assert run(f"import sys, driftproof; print([name for name in {HEAVY} if name in sys.modules])") == "[]"
+    assert output_of(f"import sys, driftproof; print([name for name in {HEAVY} if name in sys.modules])") == "[]"
     # Beside other processes any one of these may be slow.
     timed = "import time; start = time.perf_counter(); import driftproof; print(time.perf_counter() - start)"
-    assert min(float(run(timed)) for _ in range(5)) < 0.05
+    assert min(float(output_of(timed)) for _ in range(5)) < 0.05
 
 
 @pytest.mark.parametrize("first", ["import driftproof, gymnasium", "import gymnasium, driftproof"])
 @pytest.mark.parametrize("name", ["RegimeMarket", "Market"])
 def test_gymnasium_knows_the_environments_in_either_order(first, name):
     code = f"{first}; print(gymnasium.spec('driftproof/{name}-v0').entry_point)"
-    assert run(code).startswith("driftproof.envs.")
+    assert output_of(code).startswith("driftproof.envs.")
 
 
 def test_gymnasium_makes_an_environment_after_a_plain_import():
@@ -33,7 +27,7 @@ def test_gymnasium_makes_an_environment_after_a_plain_import():
         "import driftproof, gymnasium; env = gymnasium.make('driftproof/RegimeMarket-v0'); "
         "print(type(env.unwrapped).__name__, env.reset(seed=1)[0].shape)"
     )
-    assert run(code) == "RegimeMarketEnv (14,)"
+    assert output_of(code) == "RegimeMarketEnv (14,)"
 
 
 def test_importing_again_registers_once():
@@ -43,7 +37,7 @@ def test_importing_again_registers_once():
         "print(sum(name.startswith('driftproof/') for name in gymnasium.registry), "
         "[f for f in sys.meta_path if type(f).__module__.startswith('driftproof')])"
     )
-    assert run(code) == "2 []"
+    assert output_of(code) == "2 []"
 
 
 @pytest.mark.parametrize("name", driftproof.__all__)

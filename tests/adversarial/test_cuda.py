@@ -9,6 +9,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from driftproof.adversarial import PerturbationConfig, SAPPOConfig, StatePerturbation, evaluate_under_attack
 from driftproof.learner import learner
 from driftproof.ppo import DistributionalPPO
+from tests.helpers import weights
 
 pytestmark = pytest.mark.gpu
 
@@ -25,10 +26,6 @@ def agent(policy="MlpLstmPolicy", **settings):
         adversarial=SAPPOConfig(warmup_updates=1, robust_kl_coef=1.0),
         **settings,
     )
-
-
-def weights(model):
-    return torch.nn.utils.parameters_to_vector(model.policy.parameters()).detach().cpu()
 
 
 @pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MlpGruPolicy", "MlpPolicy"])

@@ -24,6 +24,7 @@ from driftproof.nn import policies as own
 from driftproof.ppo import DistributionalPPO
 from driftproof.signals import infer
 from driftproof.state import CheckpointError
+from tests.helpers import weights
 
 
 class TwoTowers(nn.Module):
@@ -100,10 +101,6 @@ ACTIONS = {
 
 def small(policy=CustomPolicy, env="CartPole-v1", **arguments):
     return DistributionalPPO(policy, env, **{"n_steps": 16, "n_epochs": 2, "seed": 0, "device": "cpu", **arguments})
-
-
-def weights(model):
-    return torch.cat([parameter.detach().flatten() for parameter in model.policy.parameters()])
 
 
 class Rollouts(BaseCallback):

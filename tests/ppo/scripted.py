@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from driftproof.learner.step import OptimizerStep
 from driftproof.ppo import DistributionalPPO
+from tests.helpers import weights as weights
 
 
 def small_networks(policy, changes=None, units=6, width=5, quantiles=4):
@@ -177,11 +178,6 @@ class StepSpy:
             return numbers
 
         monkeypatch.setattr(OptimizerStep, "__call__", step)
-
-
-def weights(model):
-    """A copy of all weights, as one vector."""
-    return torch.nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
 
 
 def plain_gae(rewards, values, last_value, ends, end_values, gamma, gae_lambda):

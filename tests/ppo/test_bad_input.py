@@ -14,6 +14,7 @@ from driftproof.learner.rollout import failure_of_environment
 from driftproof.nn.policies import MlpLstmPolicy
 from driftproof.optim import AdaptiveUPGD
 from driftproof.ppo import DistributionalPPO, RolloutError
+from tests.helpers import weights
 
 from .scripted import small_networks
 
@@ -75,10 +76,6 @@ def small(env, policy="MlpLstmPolicy", **kwargs):
     kwargs = {"n_steps": 8, "batch_size": 8, "n_epochs": 1, "seed": 0, "device": "cpu", **kwargs}
     networks = small_networks(policy, kwargs.pop("policy_kwargs", {}), units=8, width=8)
     return DistributionalPPO(policy, env, policy_kwargs=networks, **kwargs)
-
-
-def weights(model):
-    return torch.nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
 
 
 def learn_in_vain(model, *patterns):

@@ -33,6 +33,7 @@ from stable_baselines3.common.vec_env import (
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from driftproof.ppo import DistributionalPPO
+from tests.helpers import weights
 
 from .scripted import small_networks
 
@@ -75,10 +76,6 @@ def small(env, policy="MlpLstmPolicy", **kwargs):
     kwargs = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "seed": 0, "device": "cpu", **kwargs}
     networks = small_networks(policy, kwargs.pop("policy_kwargs", {}), units=8, width=8)
     return DistributionalPPO(policy, env, policy_kwargs=networks, **kwargs)
-
-
-def weights(model):
-    return torch.nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
 
 
 def parameters(model):

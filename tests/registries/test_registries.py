@@ -17,6 +17,7 @@ from driftproof.envs import drifting
 from driftproof.pbt import HyperparamConfig, PBTConfig, PBTRunner, PBTScheduler
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import CheckpointError
+from tests.helpers import output_of, weights
 from tests.registries import toys
 
 TOYS = "tests.registries.toys"
@@ -114,10 +115,6 @@ def parts_of(agent):
         *(type(each.schedule) for each in drift),
         *(() if adversary is None else (type(adversary.attack._method),)),
     }
-
-
-def weights(agent):
-    return torch.cat([parameter.detach().flatten() for parameter in agent.policy.parameters()])
 
 
 @WAYS
@@ -287,15 +284,13 @@ def test_entry_points_are_found_in_installed_packages_only(offered, monkeypatch)
 
 
 def test_names_are_known_without_torch():
-    from tests.test_front import run
-
     registries = [name for name, value in vars(_registry).items() if isinstance(value, _registry.Registry)]
     code = (
         f"import sys; from driftproof._registry import {', '.join(registries)}; "
         f"[each.names for each in ({', '.join(registries)})]; "
         "print([module for module in ('torch', 'numpy') if module in sys.modules])"
     )
-    assert run(code) == "[]"
+    assert output_of(code) == "[]"
 
 
 def test_numbers_are_those_of_before():

@@ -1,8 +1,6 @@
 """One answer to who is best, and to how well an agent does."""
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from driftproof.report.runs import Run
 from driftproof.report.series import Life
 from driftproof.runs.population_state import best_first
 from driftproof.runs.ranking import episode_mean, ranking
+from tests.helpers import output_of
 
 SCORES = [
     ([1.0, 3.0, 2.0], [1, 2, 0], [0, 2, 1]),
@@ -65,4 +64,4 @@ def test_means_of_episodes():
 
 def test_the_layout_is_known_without_torch():
     code = "import sys, driftproof.runs; print([name for name in ('torch', 'numpy') if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+    assert output_of(code) == "[]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel
 
+from driftproof._text import closest
 from driftproof.config import earlier
 from driftproof.settings.optimizers import OPTIONS
 
@@ -178,16 +178,16 @@ def nearest(path: Path) -> str:
     name, section = str(path[-1]), path[:-1]
     siblings = _names_in(section)
     elsewhere = {str(known[-1]): known for known in settings()} | flat_keys()
-    if near := difflib.get_close_matches(name, siblings, n=1, cutoff=0.8):
-        return f"did you mean {dotted((*section, near[0]))}?"
+    if (near := closest(name, siblings, cutoff=0.8)) is not None:
+        return f"did you mean {dotted((*section, near))}?"
     if name in elsewhere:
         return f"it is {dotted(elsewhere[name])}"
     if name in OPTIONS:
         return f"it is optimizer.kwargs.{name}"
-    if near := difflib.get_close_matches(name, siblings, n=1):
-        return f"did you mean {dotted((*section, near[0]))}?"
-    if near := difflib.get_close_matches(name, elsewhere, n=1):
-        return f"did you mean {dotted(elsewhere[near[0]])}?"
+    if (near := closest(name, siblings)) is not None:
+        return f"did you mean {dotted((*section, near))}?"
+    if (near := closest(name, elsewhere)) is not None:
+        return f"did you mean {dotted(elsewhere[near])}?"
     where = f"{dotted(section)} has" if section else "there are"
     return f"{where} {', '.join(siblings)}"
 

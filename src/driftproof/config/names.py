@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 import traceback
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from driftproof._files import shortened
 from driftproof._registry import ATTACKS, CORES, EXPLORE_METHODS, OPTIMIZERS, VALUE_HEADS
+from driftproof._text import closest
 from driftproof._trust import Kind, Trust, UntrustedError, WrongKindError
 from driftproof.config.files import ConfigError
 from driftproof.config.keys import at
@@ -242,9 +242,9 @@ def _unknown(module: str, name: str) -> str:
     import gymnasium
 
     known = {_without_version(each): each for each in gymnasium.registry}
-    near = difflib.get_close_matches(_without_version(name), known, n=1)
-    meant = ":".join(filter(None, (module, known[near[0]]))) if near else ""
-    hint = f"; did you mean {meant!r}?" if near else "."
+    near = closest(_without_version(name), known)
+    meant = "" if near is None else ":".join(filter(None, (module, known[near])))
+    hint = f"; did you mean {meant!r}?" if meant else "."
     own = (
         f"Importing {module} does not register it"
         if module

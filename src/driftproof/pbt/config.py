@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from driftproof._text import did_you_mean
 from driftproof.settings.population import HyperparamConfig, PBTConfig
 
 if TYPE_CHECKING:
@@ -97,6 +97,5 @@ def _why_not(name: str, hyperparams: Hyperparameters) -> str:
     if _EARLIER.get(name) in {*hyperparams, *hyperparams.fixed}:
         return f"the agent has no hyper-parameter {name!r}; it is {_EARLIER[name]!r}"
     known = list(hyperparams)
-    near = [k for k in known if k.endswith(f".{name}")] or difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-    return f"the agent has no hyper-parameter {name!r}; {hint}"
+    inside = [each for each in known if each.endswith(f".{name}")]
+    return f"the agent has no hyper-parameter {name!r}; {did_you_mean(inside[0] if inside else name, known)}"
