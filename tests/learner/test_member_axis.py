@@ -196,10 +196,10 @@ class TestKL:
 def test_return_scale():
     decay = torch.tensor([0.5, 0.9, 0.99])
     together, alone = ReturnScale(decay, members=3), [ReturnScale(float(d)) for d in decay]
-    for _ in range(4):
+    for rollout in range(4):
         returns = torch.randn(3, 5, 2) * torch.tensor([1.0, 10.0, 0.1]).view(3, 1, 1)
         valid = torch.rand(3, 5, 2) < 0.8
-        valid[1] = False
+        valid[1] &= rollout == 0  # One member has nothing to observe later.
         together.observe(returns, valid)
         snapshots = together.refresh()
         for i, scale in enumerate(alone):

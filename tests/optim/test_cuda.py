@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from driftproof.optim import UPGD, AdaptiveUPGD, VarianceGradientScaler
+from driftproof.optim.masking import step_where
 
 from .helpers import NOISES, OPTIMIZERS, assert_equal, parameters, set_gradients, values
 
@@ -265,6 +266,44 @@ def test_noise_has_zero_mean_and_unit_variance():
     optimizer.step()
     assert abs(param.mean().item()) < 0.005
     assert param.std().item() == pytest.approx(1.0, rel=0.005)
+
+
+@pytest.mark.parametrize("mode", ["gradient", "update"])
+@pytest.mark.parametrize("optimizer_class", [*OPTIMIZERS, torch.optim.Adam, torch.optim.SGD])
+@pytest.mark.usefixtures("no_synchronisation")
+def test_masked_steps_change_nothing_and_do_not_synchronise(optimizer_class, mode):
+    params = cuda_parameters()
+    options = {"capturable": True} if optimizer_class in OPTIMIZERS else {"fused": True}
+    optimizer = optimizer_class(params, lr=torch.tensor(0.01, device="cuda"), **options)
+    scaler = VarianceGradientScaler(params, apply_to=mode, warmup_steps=1)
+    if mode == "update":
+        scaler.attach(optimizer)
+    flags = torch.tensor([True, False, True], device="cuda").unbind()
+
+    def tensors():
+        states = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+        return [t.detach().clone() for t in (*params, *states, *scaler.state_dict()["moments"].values())]
+
+    def step(proceed):
+        scaler.scale_gradients(proceed)
+        step_where(optimizer, proceed)
+        scaler.step(proceed)
+
+    cuda_gradients(params, 0)
+    optimizer.step()
+    results = [tensors()]
+    gradients = [[torch.full_like(p, torch.nan) if i == 1 else torch.ones_like(p) for p in params] for i in range(3)]
+    forbid_synchronisation()
+    for flag, grads in zip(flags, gradients, strict=True):
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        step(flag)
+        results.append(tensors())
+    torch.cuda.set_sync_debug_mode("default")
+    _, before, masked, after = results
+    assert_equal(before, masked)
+    assert all(not torch.equal(a, b) for a, b in zip(masked[: len(params)], after[: len(params)], strict=True))
+    assert scaler.step_count == 2
 
 
 @pytest.mark.parametrize("statistic", ["elementwise", "spatial_mean"])
