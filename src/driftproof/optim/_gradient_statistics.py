@@ -131,13 +131,17 @@ class GradientStatistics:
             means = self._by_parameter({i: row.mean(-1) for i, row in rows.items()})
             self._average("mean", means, present, weight)
             energy, signals = means.square(), self.mean.square()
-        self._average("weight", torch.ones_like(energy), present, weight)
+        self._average("weight", self._one.unsqueeze(-1), present, weight)
         self._average("energy", energy, present, weight)
         # Without weight where nothing changes: there, averages are what they were.
         self._average("signal", signals, present, 1.0 if proceed is None else proceed.float())
         total = squares.sum(-1)
         count = sum(self._sizes[i] for i in present)
-        self._lerp(self.norms, (total.sqrt(), total / count), weight)
+        if self.on_host:  # Numbers cost less than tensors of one number.
+            square = total.item()
+            self.norms.lerp_(torch.tensor((1.0, math.sqrt(square), square / count), device="cpu"), weight)
+        else:
+            self._lerp(self.norms, (total.sqrt(), total / count), weight)
         if extremes:
             together = [] if packed is None else [packed.gradients]
             largest = self._gather(_magnitudes([*together, *rows.values()])).amax(-1)
@@ -146,7 +150,7 @@ class GradientStatistics:
 
     def _lerp(self, average: Tensor, values: Sequence[Tensor], weight: Number) -> None:
         """Fold values ``[...]`` of the whole gradient into an average, behind their sum of weights."""
-        torch.lerp(average, torch.stack([self._one, *values], -1), _column(weight), out=average)
+        average.lerp_(torch.stack([self._one, *values], -1), _column(weight))
 
     def _pack_moments(self) -> None:
         """Keep the moments of small tensors on a host in one place, where one operation reaches them all."""
@@ -268,7 +272,7 @@ class GradientStatistics:
             # No index from the host: it would have to wait for the device to take it.
             here = set(present)
             weight = weight * torch.stack([self._one if i in here else self._zero for i in range(len(self.params))], -1)
-        torch.lerp(vector, values, weight, out=vector)
+        vector.lerp_(values, weight)
 
     def _by_parameter(self, numbers: dict[int, Tensor]) -> Tensor:
         """Numbers ``[...]`` of the present parameters as ``[..., parameters]``, with zeros elsewhere."""
