@@ -360,7 +360,7 @@ def test_files_that_do_not_fit_say_so(tmp_path):
     with pytest.raises(CheckpointError, match=r"does not fit MlpPolicy: .*width"):
         MlpPolicy.load(tmp_path / "wide")
     policy = MlpLstmPolicy(OBSERVATIONS, ACTIONS["box"])
-    policy._arguments["lstm_hidden_size"] = 10**7
+    policy._arguments["lstm_hidden_size"] = 60_000
     policy.save(tmp_path / "huge")
     with pytest.raises(CheckpointError, match="other weights than it holds"):
         MlpLstmPolicy.load(tmp_path / "huge")

@@ -106,6 +106,14 @@ class More(agent.AgentSettings):
 agent.AgentSettings = More
 agent.HYPERPARAMETERS = {name: each for name, each in settings_of(More).items() if each.about.is_hyperparameter}
 
+def refused(text, function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except ValueError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"not refused: {text}")
+
 import inspect, sys
 from driftproof.config import Config, commented_yaml, json_schema, loads
 from driftproof.config.page import page
@@ -116,30 +124,24 @@ schema = json_schema()["$defs"]["PPOSection"]["properties"]["curiosity"]
 assert (schema["minimum"], schema["maximum"], schema["default"]) == (0, 1, 0.25)
 assert "Weight of curiosity. Larger explores more" in commented_yaml()
 assert "| `curiosity` | `0.25` | Weight of curiosity." in page()
-try:
-    loads("ppo: {curiosity: 2}", name="my.yaml")
-except ValueError as error:
-    assert str(error) == "my.yaml:1: ppo.curiosity: should be less than or equal to 1, not 2", error
+problem = "my.yaml:1: ppo.curiosity: should be less than or equal to 1, not 2"
+refused(problem, loads, "ppo: {curiosity: 2}", name="my.yaml")
 
 from driftproof.config import build_agent
 from driftproof.pbt import HyperparamConfig, PBTConfig, check_against
 from driftproof.ppo import DistributionalPPO
 assert inspect.signature(DistributionalPPO).parameters["curiosity"].default == 0.25
 assert "curiosity: Weight of curiosity" in DistributionalPPO.__doc__
-try:
-    DistributionalPPO("MlpPolicy", "CartPole-v1", curiosity=2)
-except ValueError as error:
-    assert str(error) == "Invalid curiosity: 2; must be a finite number >= 0 and <= 1", error
+problem = "Invalid curiosity: 2; must be a finite number >= 0 and <= 1"
+refused(problem, DistributionalPPO, "MlpPolicy", "CartPole-v1", curiosity=2)
 made = build_agent(loads("policy: MlpPolicy\\ncuriosity: 0.5\\nrun: {device: cpu}"))
 assert made.curiosity == made.hyperparams["curiosity"] == made.settings()["curiosity"] == 0.5
 made.hyperparams["curiosity"] = 0.75
 made.save(sys.argv[1])
 assert DistributionalPPO.load(sys.argv[1], device="cpu").curiosity == 0.75
-searched = HyperparamConfig("curiosity", 0.0, 2.0)
-try:
-    check_against(PBTConfig(hyperparams=[searched]), made.hyperparams)
-except ValueError as error:
-    assert "max_value=2.0 would not be in force: Invalid curiosity" in str(error), error
+refused(problem, made.hyperparams.__setitem__, "curiosity", 2)
+search = PBTConfig(hyperparams=[HyperparamConfig("curiosity", 0.0, 2.0)])
+refused("max_value=2.0 would not be in force: Invalid curiosity", check_against, search, made.hyperparams)
 print("everywhere")
 """
 
@@ -149,6 +151,15 @@ def test_a_setting_that_is_defined_once_is_everywhere(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(ADD_ONE), str(tmp_path / "agent.zip")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "everywhere\n", done.stderr
+
+
+def test_definitions_need_neither_torch_nor_pydantic():
+    code = (
+        "import importlib, pkgutil, sys, driftproof.settings as s;"
+        "[importlib.import_module(f'driftproof.settings.{each.name}') for each in pkgutil.iter_modules(s.__path__)];"
+        "assert not {'torch', 'pydantic', 'stable_baselines3', 'numpy', 'gymnasium'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_setting_is_explained():
