@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from driftproof.pbt import PBTRunner, folder, read_events, read_metrics, records
+from driftproof.pbt import PBTRunner, read_events, read_metrics
+from driftproof.runs import events, folder
 from driftproof.runs.folder import RunFolder
 from driftproof.state import compare
 from tests.pbt.populations import config, make_agent, states
@@ -27,7 +28,7 @@ class Writes:
     def __init__(self, monkeypatch):
         self.names, self.cut = [], None
         atomic = self.noted(folder.write_atomically, lambda path, parts: Path(path).name)
-        for module in (folder, records):
+        for module in (folder, events):
             monkeypatch.setattr(module, "write_atomically", atomic)
         monkeypatch.setattr(RunFolder, "log", self.noted(RunFolder.log, lambda where, member, rows: f"log {member}"))
 
