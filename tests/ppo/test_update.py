@@ -129,7 +129,7 @@ def recording(kind):
 
 
 class TestOrder:
-    """``backward → vgs.scale_gradients → clip → optimizer.step → vgs.step``."""
+    """``backward → vgs.measure_gradients → scale and clip → optimizer.step → vgs.step``."""
 
     def watched(self, monkeypatch, kind=torch.optim.SGD, updates=1, **arguments):
         optimizer = recording(kind)
@@ -137,19 +137,19 @@ class TestOrder:
         model = learner(optimizer_class=optimizer, variance_gradient_scaling=True, **arguments)
         for p in model.policy.parameters():
             p.register_hook(lambda gradient: events.append("backward"))
-        scale_gradients, step = VarianceGradientScaler.scale_gradients, VarianceGradientScaler.step
+        measure_gradients, step = VarianceGradientScaler.measure_gradients, VarianceGradientScaler.step
 
         def spy_scale(scaler, proceed=None):
             events.append("scale")
             raw.append(torch.cat([p.grad.flatten() for p in model.policy.parameters()]).clone())
-            factors.append(scale_gradients(scaler, proceed).item())
+            factors.append(measure_gradients(scaler, proceed).item())
             return torch.tensor(factors[-1])
 
         def spy_step(scaler, proceed=None):
             events.append("count")
             step(scaler, proceed)
 
-        monkeypatch.setattr(VarianceGradientScaler, "scale_gradients", spy_scale)
+        monkeypatch.setattr(VarianceGradientScaler, "measure_gradients", spy_scale)
         monkeypatch.setattr(VarianceGradientScaler, "step", spy_step)
         log = learn(model, updates)[-1]
         return model, optimizer, raw, factors, log

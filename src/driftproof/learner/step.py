@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +24,7 @@ from driftproof.optim.masking import step_where
 
 
 class OptimizerStep:
-    """``losses → backward → vgs.scale_gradients → clip → optimizer.step → vgs.step``, without waiting for the device.
+    """``losses → backward → vgs → scale, clip → optimizer.step → vgs.step``, without waiting for the device.
 
     A step is not taken if the loss or a gradient is not finite, or once the KL divergence has called for a stop. On a
     CPU that is decided at once. On other devices such a step is masked, so that the host need not wait: nothing moves,
@@ -61,6 +63,8 @@ class OptimizerStep:
         self._statistics = [buffer for module in normalisers for buffer in module.buffers(recurse=False)]
         self._has_stepped = False
         self._present: list[Tensor] = []
+        self._lengths: list[int] = []
+        self._scales_all = False
         self._groups = torch.empty(0)
 
     @property
@@ -103,15 +107,16 @@ class OptimizerStep:
     @torch.no_grad()
     def _finish(self, loss: Tensor, go_on: Tensor, c: Coefficients) -> dict[str, Tensor]:
         """Take the step where it is to be taken; norms of gradients, and whether it was."""
-        *critic_norms, grad_norm = self._gradient_norms().unbind()
+        grads = self._gradients()
+        *critic_norms, grad_norm = self._gradient_norms(grads).unbind()
         finite = torch.isfinite(loss) & torch.isfinite(grad_norm)
         proceed = finite & (go_on > 0)
         if self.masked and self.is_ready:
-            scaled = self._take(grad_norm, c, proceed)
+            scaled = self._take(grads, grad_norm, c, proceed)
         else:
             taken = bool(proceed)
             self._has_stepped |= taken
-            scaled = self._take(grad_norm, c) if taken else grad_norm
+            scaled = self._take(grads, grad_norm, c) if taken else grad_norm
         return {
             "grad_norm": grad_norm,
             "scaled_norm": scaled,
@@ -120,14 +125,15 @@ class OptimizerStep:
             "go_on": go_on.to(loss.dtype),
         }
 
-    def _take(self, grad_norm: Tensor, c: Coefficients, proceed: Tensor | None = None) -> Tensor:
+    def _take(self, grads: list[Any], grad_norm: Tensor, c: Coefficients, proceed: Tensor | None = None) -> Tensor:
         """Scale, clip, step, all of it masked if there is a flag; the norm after scaling."""
+        scale: float | Tensor = 1.0
         if self.vgs is not None:
-            factor = self.vgs.scale_gradients(proceed)
+            # If the scaler follows all parameters, one pass over their gradients scales and clips them.
+            factor = self.vgs.measure_gradients(proceed) if self._scales_all else self.vgs.scale_gradients(proceed)
             if self.vgs.apply_to == "gradient":
-                grad_norm = grad_norm * factor
-        grads = [p.grad for p in self._present if p.grad is not None]
-        torch._foreach_mul_(grads, (c.max_grad_norm / (grad_norm + 1e-6)).clamp_max(1))
+                grad_norm, scale = grad_norm * factor, factor if self._scales_all else 1.0
+        torch._foreach_mul_(grads, (c.max_grad_norm / (grad_norm + 1e-6)).clamp_max(1) * scale)
         if proceed is None:
             self.optimizer.step()
         else:
@@ -136,18 +142,39 @@ class OptimizerStep:
             self.vgs.step(proceed)
         return grad_norm
 
-    def _gradient_norms(self) -> Tensor:
-        """Norms of each critic's gradient, and of the whole."""
+    def _gradients(self) -> list[Any]:
+        """The gradients; on a CPU, as rows in which one operation reaches those of all parameters of a critic."""
         # Not from the policy: walking through its modules would take longer than the norms.
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
         present: list[Tensor] = [p for p in params if p.grad is not None]
         if [id(p) for p in present] != [id(p) for p in self._present]:
-            self._present, self._groups = present, self._membership(present)
-        norms = torch.stack(torch._foreach_norm([p.grad for p in present if p.grad is not None]))
-        return (norms.float().square() @ self._groups).sqrt()
+            self._present = present
+            self._lengths, self._groups = self._membership(present)
+            self._scales_all = self.vgs is not None and self.vgs.follows(present)
+        grads: list[Any] = [p.grad for p in present]
+        if not self._lengths:
+            return grads
+        flat = torch._C._nn.flatten_dense_tensors(grads)
+        for param, grad in zip(present, torch._C._nn.unflatten_dense_tensors(flat, grads), strict=True):
+            param.grad = grad
+        return list(torch.split(flat, self._lengths))
 
-    def _membership(self, present: Sequence[Tensor]) -> Tensor:
-        """Which gradients belong to which critic, and to the whole ``[tensors, critics + 1]``."""
-        theirs = [{id(p) for p in critic.parameters()} for critic in self.policy.critics]
-        rows = [[float(id(p) in ids) for ids in theirs] + [1.0] for p in present]
-        return torch.tensor(rows).to(self.policy.device, non_blocking=True)
+    def _membership(self, present: Sequence[Tensor]) -> tuple[list[int], Tensor]:
+        """Elements of each row of :meth:`_gradients`, none if there are no rows, and who owns rows or gradients.
+
+        That is a matrix of zeros and ones ``[rows, critics + 1]``, the last column for the whole.
+        """
+        ids = [{id(p) for p in critic.parameters()} for critic in self.policy.critics]
+        owners = [tuple(id(p) in theirs for theirs in ids) for p in present]
+        lengths: list[int] = []
+        if all(p.is_cpu and p.dtype is torch.float32 for p in present):
+            stretches = [list(group) for _, group in itertools.groupby(range(len(present)), owners.__getitem__)]
+            lengths = [sum(present[i].numel() for i in stretch) for stretch in stretches]
+            owners = [owners[stretch[0]] for stretch in stretches]
+        matrix = torch.tensor([[*map(float, flags), 1.0] for flags in owners])
+        return lengths, matrix.to(self.policy.device, non_blocking=True)
+
+    def _gradient_norms(self, grads: list[Any]) -> Tensor:
+        """Norms of each critic's gradient, and of the whole."""
+        norms = torch.stack(torch._foreach_norm(grads))
+        return (norms.float().square() @ self._groups).sqrt()

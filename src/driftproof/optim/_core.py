@@ -59,6 +59,15 @@ class Settings:
         return isinstance(self.sigma, Tensor) or self.sigma > 0
 
 
+_DERIVED = {
+    "grads": ("flat_grads",),
+    "utilities": ("utility_runs", "has_plain_state"),
+    "first_moments": ("moment_runs", "has_plain_state"),
+    "second_moments": ("moment_runs", "has_plain_state"),
+}
+"""Cached properties of a group that follow from its lists."""
+
+
 @dataclass
 class Group:
     """Tensors that share settings, by role: position ``i`` of every list belongs to parameter ``i``.
@@ -88,24 +97,27 @@ class Group:
 
     @cached_property
     def utility_runs(self) -> list[Tensor]:
-        """The utilities as flat views in the same order, one for each stretch of neighbours in memory."""
-        runs: list[tuple[Tensor, int]] = []
-        stop, limit = 0, 0
-        for tensor in self.utilities:
-            start, length = tensor.data_ptr(), tensor.numel()
-            end = start + length * tensor.itemsize
-            if start == stop and end <= limit:
-                runs[-1] = (runs[-1][0], runs[-1][1] + length)
-            else:
-                storage = tensor.untyped_storage()
-                limit = storage.data_ptr() + storage.nbytes()
-                runs.append((tensor, length))
-            stop = end
-        return [first.as_strided((length,), (1,)) for first, length in runs]
+        """The utilities as :func:`runs`."""
+        return runs(self.utilities)
+
+    @cached_property
+    def moment_runs(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The moments as :func:`runs`."""
+        return runs(self.first_moments), runs(self.second_moments)
+
+    @cached_property
+    def flat_grads(self) -> Tensor:
+        """The gradients as one row."""
+        return flattened(self.grads)
+
+    @cached_property
+    def has_plain_state(self) -> bool:
+        """Whether utilities and moments are on a CPU, contiguous and of the parameters' dtype."""
+        return are_plain([self.utilities, self.first_moments, self.second_moments], self.params[0].dtype)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name == "utilities":
-            self.__dict__.pop("utility_runs", None)
+        for cached in _DERIVED.get(name, ()):
+            self.__dict__.pop(cached, None)
         super().__setattr__(name, value)
 
     def widened(self) -> Group:
@@ -194,6 +206,41 @@ def adaptive_std(settings: Settings, reference: Tensor) -> Tensor:
     """Standard deviation of adaptive noise, 0-dim or ``[M]``; 0 for members without noise, whose sigma is 0."""
     std = torch.clamp_min(settings.sigma * reference, settings.min_noise_std)
     return torch.where(settings.sigma > 0, std, 0) if isinstance(settings.sigma, Tensor) else std
+
+
+def runs(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Contiguous tensors as flat views in the same order, one for each stretch of neighbours in memory."""
+    stretches: list[tuple[Tensor, int]] = []
+    stop, limit = 0, 0
+    for tensor in tensors:
+        start, length = tensor.data_ptr(), tensor.numel()
+        end = start + length * tensor.itemsize
+        if start == stop and end <= limit:
+            stretches[-1] = (stretches[-1][0], stretches[-1][1] + length)
+        else:
+            storage = tensor.untyped_storage()
+            limit = storage.data_ptr() + storage.nbytes()
+            stretches.append((tensor, length))
+        stop = end
+    return [first.as_strided((length,), (1,)) for first, length in stretches]
+
+
+def flattened(tensors: list[Tensor]) -> Tensor:
+    """Contiguous tensors of one dtype as one row: a view if they are neighbours in memory, else a copy."""
+    first, stop = tensors[0], tensors[0].data_ptr()
+    for tensor in tensors:
+        if tensor.data_ptr() != stop:
+            return torch._C._nn.flatten_dense_tensors(tensors)
+        stop += tensor.nbytes
+    storage = first.untyped_storage()
+    if stop > storage.data_ptr() + storage.nbytes():
+        return torch._C._nn.flatten_dense_tensors(tensors)
+    return first.as_strided(((stop - first.data_ptr()) // first.itemsize,), (1,))
+
+
+def are_plain(lists: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> bool:
+    """Whether all tensors are on a CPU, contiguous and of one dtype."""
+    return all(t.is_cpu and t.dtype is dtype and t.is_contiguous() for tensors in lists for t in tensors)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -36,6 +36,9 @@ DEVICES = ("cpu", "cuda")
 _BUCKET_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
 """Elements worked on at a time, unless one tensor has more: bounds scratch memory, and on a CPU suits the caches."""
 
+_COPIED_ELEMENTS = 1 << 16
+"""On a CPU, parameters of up to so many elements in all cost by the operation, and a copy of them is cheaper."""
+
 _CACHE_ENTRIES = 64
 """Layouts of scratch memory that are remembered; parameters whose gradients come and go make many."""
 
@@ -108,11 +111,22 @@ def accumulate(group: Group, members: bool) -> None:
             torch._foreach_mul_(group.utilities, _each(kept, group.utilities))
         else:
             torch._foreach_mul_(group.utility_runs, kept)
-        torch._foreach_addcmul_(group.utilities, group.grads, group.params, value=beta - 1)
+        _add_products(group, beta - 1)
     if settings.averages_norms:
         weight = 1 - group.kept(settings.noise_beta)
         weights: Any = [weight.expand_as(ema) for ema in group.norm_emas] if isinstance(weight, Tensor) else weight
         torch._foreach_lerp_(group.norm_emas, _norms(group.grads, members), weights)
+
+
+def _add_products(group: Group, value: float) -> None:
+    """Add ``value * grad * param`` to the utilities."""
+    count = sum(run.numel() for run in group.utility_runs)
+    if len(group.utility_runs) == 1 and len(group.params) > 1 and group.params[0].is_cpu and count <= _COPIED_ELEMENTS:
+        # Copying small parameters into one row takes less time than calling an operation for each of them.
+        params = torch._C._nn.flatten_dense_tensors(group.params)
+        group.utility_runs[0].addcmul_(group.flat_grads, params, value=value)
+    else:
+        torch._foreach_addcmul_(group.utilities, group.grads, group.params, value=value)
 
 
 def utility_extremes(group: Group, members: bool, need_low: bool) -> Extremes:
@@ -177,7 +191,7 @@ def _write_directions(group: Group, flat: Tensor, directions: list[Tensor]) -> N
         torch.cat([g.flatten() for g in group.grads], out=flat)
         return
     flat.zero_()
-    _add_adam_directions(group, directions, group.settings.betas)
+    _add_adam_directions(group, flat, directions, group.settings.betas)
 
 
 def _write_noisy_directions(
@@ -190,23 +204,28 @@ def _write_noisy_directions(
         return
     # The noise first, in the place of zeros. As floats before it is scaled: torch is slow at mixing types.
     flat.copy_(noise.flat).mul_(settings.sigma * noise.scale)
-    _add_adam_directions(group, directions, settings.betas)
+    _add_adam_directions(group, flat, directions, settings.betas)
 
 
-def _add_adam_directions(group: Group, directions: list[Tensor], betas: tuple[Scalar, Scalar]) -> None:
+def _add_adam_directions(group: Group, flat: Tensor, directions: list[Tensor], betas: tuple[Scalar, Scalar]) -> None:
     (beta1, beta2), eps = betas, group.settings.eps
-    settings, steps, device = group.settings, group.steps, directions[0].device
+    settings, steps, device = group.settings, group.steps, flat.device
     if isinstance(beta1, Tensor) or isinstance(beta2, Tensor) or isinstance(eps, Tensor) or steps[0].dim() > 0:
         _add_adam_directions_per_member(group, directions, betas)
         return
     if device.type == "cuda" and not settings.capturable:
         steps = [torch.full((), steps[0].item(), dtype=torch.float32, device=device)] * len(steps)
+    grads, first, second = group.grads, *group.moment_runs
+    if device.type == "cpu" and group.counts_on_host and len(first) == len(second) == 1:
+        directions, grads, steps = [flat], [group.flat_grads], steps[:1]
+    else:
+        first, second = group.first_moments, group.second_moments
     # Adam's fused kernel subtracts lr * direction from what it is given, and lr = -1 adds it.
     torch._fused_adam_(
         directions,
-        group.grads,
-        group.first_moments,
-        group.second_moments,
+        grads,
+        first,
+        second,
         [],
         steps,
         lr=-1.0,

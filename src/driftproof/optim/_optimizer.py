@@ -35,7 +35,7 @@ class _Prepared(NamedTuple):
 
     sources: list[Any]
     addresses: list[int]
-    """Where the utilities are, for the group has views of them."""
+    """Where utilities and moments are, for the group has views of them."""
     group: Group
 
     def fits(self, sources: list[Any], settings: Settings) -> bool:
@@ -45,7 +45,7 @@ class _Prepared(NamedTuple):
             and settings.averages_norms == self.group.settings.averages_norms
             and len(sources) == len(self.sources)
             and all(map(operator.is_, sources, self.sources))
-            and [u.data_ptr() for u in self.group.utilities] == self.addresses
+            and _addresses(self.group) == self.addresses
         )
 
 
@@ -155,7 +155,7 @@ class UPGDBase(Optimizer):
             for key, param in zip(saved["params"], group["params"], strict=True):
                 for name, value in state_dict["state"].get(key, {}).items():
                     self.state[param][name] = _load(name, value, param, group["capturable"])
-        self._pack_utilities([param for group in self.param_groups for param in group["params"]])
+        self._pack_state([param for group in self.param_groups for param in group["params"]])
 
     def __getstate__(self) -> dict[str, Any]:
         attributes = super().__getstate__()
@@ -171,7 +171,7 @@ class UPGDBase(Optimizer):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-        self._pack_utilities(list(self.state))
+        self._pack_state(list(self.state))
 
     def _prepare(self, i: int, group: dict[str, Any], proceed: Tensor | None) -> Group:
         """The tensors of those parameters that have a gradient, with complete state."""
@@ -185,7 +185,7 @@ class UPGDBase(Optimizer):
             self._complete_state(group, proceed)
             gathered = self._gather(group)
             sources = [*params, *(entry for p in params for entry in self.state[p].values())]
-            self._prepared[i] = _Prepared(sources, [u.data_ptr() for u in gathered.utilities], gathered)
+            self._prepared[i] = _Prepared(sources, _addresses(gathered), gathered)
             return gathered
         known.group.settings = settings
         known.group.grads = _gradients(known.group.params, group["maximize"])
@@ -218,7 +218,7 @@ class UPGDBase(Optimizer):
                 if late:
                     self._begin_late(param, missing, group["maximize"], settings, proceed)
         if begun:
-            self._pack_utilities(begun)
+            self._pack_state(begun)
 
     def _begin_late(
         self, param: Tensor, names: list[str], maximize: bool, settings: Settings, proceed: Tensor | None
@@ -243,17 +243,18 @@ class UPGDBase(Optimizer):
             correction = bias_correction(beta, state["step"])
             state[name].copy_(torch.where(state["step"] > 0, value * correction, 0))
 
-    def _pack_utilities(self, params: list[Tensor]) -> None:
-        """Lay utilities side by side in memory, where one operation reaches them all."""
-        alike = defaultdict(list)
-        for param in params:
-            utility = self.state.get(param, {}).get("avg_utility")
-            if utility is not None and utility.is_contiguous() and utility.numel() > 0:
-                alike[utility.device, utility.dtype].append(param)
-        for together in alike.values():
-            packed = pack([self.state[param]["avg_utility"] for param in together])
-            for param, utility in zip(together, packed, strict=True):
-                self.state[param]["avg_utility"] = utility
+    def _pack_state(self, params: list[Tensor]) -> None:
+        """Lay utilities side by side in memory, and moments, where one operation reaches them all."""
+        for name in ("avg_utility", *(self._moment_keys or ())):
+            alike = defaultdict(list)
+            for param in params:
+                entry = self.state.get(param, {}).get(name)
+                if entry is not None and entry.is_contiguous() and entry.numel() > 0:
+                    alike[entry.device, entry.dtype].append(param)
+            for together in alike.values():
+                packed = pack([self.state[param][name] for param in together])
+                for param, entry in zip(together, packed, strict=True):
+                    self.state[param][name] = entry
 
     def _gather(self, group: dict[str, Any]) -> Group:
         """The tensors of those parameters that have a gradient and state."""
@@ -296,6 +297,10 @@ class UPGDBase(Optimizer):
         raise NotImplementedError
 
 
+def _addresses(group: Group) -> list[int]:
+    return [t.data_ptr() for t in (*group.utilities, *group.first_moments, *group.second_moments)]
+
+
 def _gradients(params: list[Tensor], maximize: bool) -> list[Any]:
     return [-p.grad for p in params if p.grad is not None] if maximize else [p.grad for p in params]
 
@@ -323,9 +328,12 @@ def _load(name: str, value: Any, param: Tensor, capturable: bool) -> Any:
 
 
 def _unpacked(state: dict[str, Any]) -> dict[str, Any]:
-    if "avg_utility" not in state:
-        return state
-    return {**state, "avg_utility": state["avg_utility"].clone(memory_format=torch.preserve_format)}
+    """A state whose tensors have memory of their own."""
+    own = {name for name, entry in state.items() if not isinstance(entry, Tensor) or name in ("step", "grad_norm_ema")}
+    return {
+        name: entry if name in own else entry.clone(memory_format=torch.preserve_format)
+        for name, entry in state.items()
+    }
 
 
 def _validate(group: dict[str, Any]) -> None:

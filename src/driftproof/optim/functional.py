@@ -36,7 +36,7 @@ from torch import Tensor
 from driftproof._members import Number as Scalar
 from driftproof._members import per_member
 from driftproof.optim import _foreach, _reference
-from driftproof.optim._core import Extremes, Gate, Group, NoiseReference, Settings, compute_dtype, norm
+from driftproof.optim._core import Extremes, Gate, Group, NoiseReference, Settings, are_plain, compute_dtype, norm
 from driftproof.optim._foreach import Scratch
 from driftproof.optim._gradient_statistics import GradientStatistics
 from driftproof.optim._noise import NoiseSource, RawNoise, draw_noise
@@ -200,10 +200,16 @@ def _batches(group: Group, proceed: Tensor | None) -> Iterator[_Batch]:
 def _alike(group: Group) -> Iterator[_Batch]:
     """Cut a group into batches of one device, dtype, layout and, where the host may know it, step count."""
     settings, on_host = group.settings, bool(group.steps) and group.counts_on_host
-    lists = [t for t in (group.params, group.grads, group.utilities, group.first_moments, group.second_moments) if t]
-    if settings.foreach and _are_one_batch(lists) and (not on_host or len({s.item() for s in group.steps}) == 1):
+    if (
+        settings.foreach
+        and group.params
+        and group.has_plain_state
+        and are_plain([group.params, group.grads], group.params[0].dtype)
+        and (not on_host or len({s.item() for s in group.steps}) == 1)
+    ):
         yield _Batch(group, True, None)
         return
+    lists = [t for t in (group.params, group.grads, group.utilities, group.first_moments, group.second_moments) if t]
     indices = defaultdict(list)
     for i, param in enumerate(group.params):
         fast = settings.foreach and param.device.type in _foreach.DEVICES and all(t[i].is_contiguous() for t in lists)
@@ -215,11 +221,3 @@ def _alike(group: Group) -> Iterator[_Batch]:
             yield _Batch(batch, fast, None)
         else:
             yield _Batch(batch.widened(), fast, batch.params)
-
-
-def _are_one_batch(lists: list[list[Tensor]]) -> bool:
-    """Whether all tensors are on a CPU, contiguous and of one dtype: the common case, at a fraction of the cost."""
-    if not lists:
-        return False
-    dtype = lists[0][0].dtype
-    return all(t.is_cpu and t.dtype is dtype and t.is_contiguous() for tensors in lists for t in tensors)

@@ -95,9 +95,29 @@ class VarianceGradientScaler:
         """Steps counted so far."""
         return int(self._statistics.step_count)
 
+    def follows(self, params: Iterable[Tensor]) -> bool:
+        """Whether all of these parameters are the scaler's."""
+        return {id(param) for param in params} <= {id(param) for param in self._statistics.params}
+
     @torch.no_grad()
     def scale_gradients(self, proceed: Tensor | None = None) -> Tensor:
         """Fold the raw gradients into the averages, then scale them, or have the next step of the optimizer scaled.
+
+        Args:
+            proceed: Whether the step will be taken, a 0-dim bool tensor; if not, the state does not change.
+
+        Returns:
+            The factor, a 0-dim tensor.
+        """
+        factor = self.measure_gradients(proceed)
+        if self.enabled and self.apply_to == "gradient":
+            # The last to be folded are the first to be scaled: they are still in the cache.
+            scale_all(_gradients(self._statistics.params)[::-1], factor)
+        return factor
+
+    @torch.no_grad()
+    def measure_gradients(self, proceed: Tensor | None = None) -> Tensor:
+        """:meth:`scale_gradients` but for the scaling of gradients, which is left to the caller.
 
         Args:
             proceed: Whether the step will be taken, a 0-dim bool tensor; if not, the state does not change.
@@ -123,12 +143,8 @@ class VarianceGradientScaler:
             new = scaling_factor(self._statistics, self._settings())
             factor.copy_(new if proceed is None else torch.where(proceed, new, factor))
         self._record(factor, proceed)
-        params = [p for p in self._statistics.params if p.grad is not None]
         if self.apply_to == "update":
-            self._step_scaling.announce(params, factor)
-        else:
-            # The last to be folded are the first to be scaled: they are still in the cache.
-            scale_all(_gradients(params)[::-1], factor)
+            self._step_scaling.announce([p for p in self._statistics.params if p.grad is not None], factor)
         return factor.clone()
 
     @torch.no_grad()
