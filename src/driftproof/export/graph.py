@@ -59,7 +59,7 @@ class StepGraph(nn.Module):
         self.outputs = ("action", *described, "quantiles", *(f"next_{name}" for name in self.states))
         scale = agent.return_scale.snapshot
         self._mean, self._std = float(scale.mean), float(scale.std)
-        self._step = self.policy.stepper()
+        self._step = self.policy.stepper(by_module=True)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Outputs, in their order, of inputs in theirs."""

@@ -31,14 +31,18 @@ class Acting(PolicyInterface):
     @abstractmethod
     def _with_spread(self, outputs: Tensor, latent: Tensor) -> Tensor: ...
 
-    def stepper(self) -> RolloutStep:
+    def stepper(self, by_module: bool = False) -> RolloutStep:
         """One step of acting, without gradients, for weights that do not change while it is used.
 
         Takes observations ``[B, ...]`` and the state before them.
+
+        Args:
+            by_module: Call the modules of the actor, so that an exported graph names their parameters. Slower.
         """
         run_cores = self._core_stepper()
-        layers = layer_steppers(self.actor_network)
-        (action_head,), spread = layer_steppers(nn.Sequential(self.action_head)), self._with_spread
+        actor = nn.Sequential(*self.actor_network, self.action_head)
+        *layers, action_head = actor if by_module else layer_steppers(actor)
+        spread = self._with_spread
         if self.exploration is not None:
             log_std = self.exploration.stepper(self.log_std)
 
