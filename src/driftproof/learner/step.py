@@ -62,10 +62,12 @@ class OptimizerStep:
         normalisers = (m for m in policy.modules() if isinstance(m, nn.modules.batchnorm._NormBase))
         self._statistics = [buffer for module in normalisers for buffer in module.buffers(recurse=False)]
         self._has_stepped = False
-        self._present: list[Tensor] = []
-        self._lengths: list[int] = []
+        self._present: list[int] = []
+        self._rows: list[Tensor] = []
+        self._views: list[Tensor] = []
         self._scales_all = False
         self._groups = torch.empty(0)
+        """Which rows, or gradients, belong to which critic, and to the whole: 0 or 1 ``[rows, critics + 1]``."""
 
     @property
     def is_ready(self) -> bool:
@@ -147,32 +149,31 @@ class OptimizerStep:
         # Not from the policy: walking through its modules would take longer than the norms.
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
         present: list[Tensor] = [p for p in params if p.grad is not None]
-        if [id(p) for p in present] != [id(p) for p in self._present]:
-            self._present = present
-            self._lengths, self._groups = self._membership(present)
-            self._scales_all = self.vgs is not None and self.vgs.follows(present)
+        if list(map(id, present)) != self._present:
+            self._present = list(map(id, present))
+            self._arrange(present)
         grads: list[Any] = [p.grad for p in present]
-        if not self._lengths:
+        if not self._rows:
             return grads
-        flat = torch._C._nn.flatten_dense_tensors(grads)
-        for param, grad in zip(present, torch._C._nn.unflatten_dense_tensors(flat, grads), strict=True):
-            param.grad = grad
-        return list(torch.split(flat, self._lengths))
+        torch._foreach_copy_(self._views, grads)
+        for param, view in zip(present, self._views, strict=True):
+            param.grad = view
+        return self._rows
 
-    def _membership(self, present: Sequence[Tensor]) -> tuple[list[int], Tensor]:
-        """Elements of each row of :meth:`_gradients`, none if there are no rows, and who owns rows or gradients.
-
-        That is a matrix of zeros and ones ``[rows, critics + 1]``, the last column for the whole.
-        """
+    def _arrange(self, present: Sequence[Tensor]) -> None:
+        """Make room for gradients in rows, if they can be, and find out which of them belong to which critics."""
         ids = [{id(p) for p in critic.parameters()} for critic in self.policy.critics]
         owners = [tuple(id(p) in theirs for theirs in ids) for p in present]
-        lengths: list[int] = []
+        self._rows, self._views = [], []
         if all(p.is_cpu and p.dtype is torch.float32 for p in present):
             stretches = [list(group) for _, group in itertools.groupby(range(len(present)), owners.__getitem__)]
-            lengths = [sum(present[i].numel() for i in stretch) for stretch in stretches]
+            flat = torch.empty(sum(p.numel() for p in present))
+            self._views = list(torch._C._nn.unflatten_dense_tensors(flat, list(present)))
+            self._rows = list(torch.split(flat, [sum(present[i].numel() for i in stretch) for stretch in stretches]))
             owners = [owners[stretch[0]] for stretch in stretches]
         matrix = torch.tensor([[*map(float, flags), 1.0] for flags in owners])
-        return lengths, matrix.to(self.policy.device, non_blocking=True)
+        self._groups = matrix.to(self.policy.device, non_blocking=True)
+        self._scales_all = self.vgs is not None and self.vgs.follows(present)
 
     def _gradient_norms(self, grads: list[Any]) -> Tensor:
         """Norms of each critic's gradient, and of the whole."""

@@ -60,6 +60,7 @@ class Settings:
 
 
 _DERIVED = {
+    "params": ("numel",),
     "grads": ("flat_grads",),
     "utilities": ("utility_runs", "has_plain_state"),
     "first_moments": ("moment_runs", "has_plain_state"),
@@ -104,6 +105,11 @@ class Group:
     def moment_runs(self) -> tuple[list[Tensor], list[Tensor]]:
         """The moments as :func:`runs`."""
         return runs(self.first_moments), runs(self.second_moments)
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of all parameters."""
+        return sum(param.numel() for param in self.params)
 
     @cached_property
     def flat_grads(self) -> Tensor:

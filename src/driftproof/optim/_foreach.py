@@ -120,8 +120,8 @@ def accumulate(group: Group, members: bool) -> None:
 
 def _add_products(group: Group, value: float) -> None:
     """Add ``value * grad * param`` to the utilities."""
-    count = sum(run.numel() for run in group.utility_runs)
-    if len(group.utility_runs) == 1 and len(group.params) > 1 and group.params[0].is_cpu and count <= _COPIED_ELEMENTS:
+    is_packed = len(group.utility_runs) == 1 < len(group.params) and group.params[0].is_cpu
+    if is_packed and group.numel <= _COPIED_ELEMENTS:
         # Copying small parameters into one row takes less time than calling an operation for each of them.
         params = torch._C._nn.flatten_dense_tensors(group.params)
         group.utility_runs[0].addcmul_(group.flat_grads, params, value=value)
@@ -158,8 +158,7 @@ def move(group: Group, extremes: Extremes, noise: RawNoise | None, members: bool
     """Update moments, then move every parameter along its gated direction."""
     extremes = extremes.to(group.params[0].device, group.params[0].dtype)
     start = 0
-    for indices in _buckets(group.params):
-        bucket = group.select(indices) if len(indices) < len(group.params) else group
+    for bucket in _buckets(group):
         flat, directions = scratch.like("directions", bucket.params)
         stop = start + flat.numel()
         if noise is None:
@@ -172,18 +171,21 @@ def move(group: Group, extremes: Extremes, noise: RawNoise | None, members: bool
         start = stop
 
 
-def _buckets(params: list[Tensor]) -> Iterator[list[int]]:
-    """Indices of parameters to work on together."""
-    limit = _BUCKET_ELEMENTS[params[0].device.type]
+def _buckets(group: Group) -> Iterator[Group]:
+    """Parameters to work on together."""
+    limit = _BUCKET_ELEMENTS[group.params[0].device.type]
+    if group.numel <= limit:
+        yield group
+        return
     bucket: list[int] = []
     filled = 0
-    for i, param in enumerate(params):
+    for i, param in enumerate(group.params):
         if bucket and filled + param.numel() > limit:
-            yield bucket
+            yield group.select(bucket)
             bucket, filled = [], 0
         bucket.append(i)
         filled += param.numel()
-    yield bucket
+    yield group.select(bucket)
 
 
 def _write_directions(group: Group, flat: Tensor, directions: list[Tensor]) -> None:

@@ -98,7 +98,7 @@ def upgd_step(
     overall = Extremes.over(extremes)
     for batch in batches:
         params = batch.group.params
-        drawn = noise(sum(p.numel() for p in params), params[0].device) if batch.group.settings.has_noise else None
+        drawn = noise(batch.group.numel, params[0].device) if batch.group.settings.has_noise else None
         if batch.fast:
             _foreach.move(batch.group, overall, drawn, members, scratch)
         else:
