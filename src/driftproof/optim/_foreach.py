@@ -39,6 +39,8 @@ _BUCKET_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
 _COPIED_ELEMENTS = 1 << 16
 """On a CPU, parameters of up to so many elements in all cost by the operation, and a copy of them is cheaper."""
 
+_ONE = torch.ones((), device="cpu", dtype=torch.float32)
+
 _CACHE_ENTRIES = 64
 """Layouts of scratch memory that are remembered; parameters whose gradients come and go make many."""
 
@@ -96,7 +98,7 @@ def accumulate(group: Group, members: bool) -> None:
         torch._foreach_add_(group.steps, [group.proceed.float()] * len(group.steps))
     elif group.steps[0].is_cpu:
         # A number would be wrapped into a tensor again for each of the counts.
-        torch._foreach_add_(group.steps, torch.ones((), device="cpu", dtype=torch.float32), alpha=1.0)
+        torch._foreach_add_(group.steps, _ONE, alpha=1.0)
     else:
         torch._foreach_add_(group.steps, 1)
     beta = settings.beta_utility
@@ -313,7 +315,8 @@ def _apply_gate(group: Group, flat: Tensor, extremes: Extremes, members: bool, s
 
 def _multiply_by_sigmoid(flat: Tensor, arguments: list[Tensor], slope: float) -> None:
     """``flat *= sigmoid(slope * argument)`` in one pass: torch computes that as the derivative of softplus."""
-    for part, argument in zip(unflatten(flat, arguments), arguments, strict=True):
+    parts = [flat] if len(arguments) == 1 else unflatten(flat, arguments)
+    for part, argument in zip(parts, arguments, strict=True):
         # Beyond the threshold the sigmoid counts as 1: exp(50) is finite, and 1 - sigmoid(50) is not representable.
         torch.ops.aten.softplus_backward.grad_input(part, argument, slope, 50.0, grad_input=part)
 
