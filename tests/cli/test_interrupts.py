@@ -164,9 +164,8 @@ def test_a_closed_terminal_is_like_ctrl_c(tmp_path):
 def test_a_terminal_that_a_command_outlives(tmp_path):
     """As with ``nohup`` or ``disown``: it trains to its end, evaluates, and does not fail to write to nobody."""
     short = [*SMALL, "--set", "run.total_timesteps=6400", "--runs-dir", tmp_path, "--name", "run"]
+    (tmp_path / "hold").write_text("100")  # Before it starts: on a busy machine it could end before it is held.
     terminal = Terminal("train", *held(tmp_path), *short, ignored=[signal.SIGHUP])
-    terminal.wait_for((tmp_path / "run" / "checkpoints" / "latest").exists)
-    (tmp_path / "hold").touch()
     terminal.wait_for((tmp_path / "held").exists)
     terminal.close()
     (tmp_path / "hold").unlink()
@@ -184,8 +183,10 @@ def test_an_interrupted_training_comes_to_the_same_end(tmp_path):
     assert code == 0, errors
     arguments = ["train", *settings, "--name", "run"]
     for number in (signal.SIGINT, signal.SIGTERM):
+        # Before it starts: on a busy machine so short a training could end before it is held.
+        (tmp_path / "hold").write_text("100")
         process = start(*arguments)
-        hold(tmp_path, process)
+        process.wait_for((tmp_path / "held").exists)
         process.send_signal(number)
         process.wait_for(lambda started=process: "finishing this update" in started.stderr_text)
         (tmp_path / "hold").unlink()

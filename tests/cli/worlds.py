@@ -10,16 +10,22 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 
 class Held(CartPoleEnv):
-    """Stands still while there is a file ``hold`` in its folder, and leaves a file ``held`` there."""
+    """Stands still while there is a file ``hold`` in its folder, and leaves a file ``held`` there.
+
+    If the file holds a number, it stands still after that many steps only.
+    """
 
     def __init__(self, folder: str) -> None:
         super().__init__()
         self.folder = Path(folder)
+        self.steps = 0
 
     def step(self, action):
-        if (self.folder / "hold").exists():
+        self.steps += 1
+        hold = self.folder / "hold"
+        if hold.exists() and self.steps > int(hold.read_text() or 0):
             (self.folder / "held").touch()
-            while (self.folder / "hold").exists():
+            while hold.exists():
                 time.sleep(0.01)
         return super().step(action)
 
