@@ -59,6 +59,9 @@ class Settings:
         return isinstance(self.sigma, Tensor) or self.sigma > 0
 
 
+COPIED_ELEMENTS = 1 << 16
+"""On a CPU, tensors of up to so many elements in all cost by the operation, and a copy of them in a row is cheaper."""
+
 _DERIVED = {
     "params": ("numel",),
     "grads": ("flat_grads",),
@@ -112,9 +115,12 @@ class Group:
         return sum(param.numel() for param in self.params)
 
     @cached_property
-    def flat_grads(self) -> Tensor:
-        """The gradients as one row."""
-        return flattened(self.grads)
+    def flat_grads(self) -> Tensor | None:
+        """The gradients as one row, if they are neighbours in memory, or so small that copying them is cheap."""
+        flat = joined(self.grads)
+        if flat is None and self.numel <= COPIED_ELEMENTS:
+            flat = torch._C._nn.flatten_dense_tensors(self.grads)
+        return flat
 
     @cached_property
     def has_plain_state(self) -> bool:
@@ -231,16 +237,16 @@ def runs(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [first.as_strided((length,), (1,)) for first, length in stretches]
 
 
-def flattened(tensors: list[Tensor]) -> Tensor:
-    """Contiguous tensors of one dtype as one row: a view if they are neighbours in memory, else a copy."""
+def joined(tensors: list[Tensor]) -> Tensor | None:
+    """Contiguous tensors as one flat view, if they are neighbours in memory."""
     first, stop = tensors[0], tensors[0].data_ptr()
     for tensor in tensors:
         if tensor.data_ptr() != stop:
-            return torch._C._nn.flatten_dense_tensors(tensors)
+            return None
         stop += tensor.nbytes
     storage = first.untyped_storage()
     if stop > storage.data_ptr() + storage.nbytes():
-        return torch._C._nn.flatten_dense_tensors(tensors)
+        return None
     return first.as_strided(((stop - first.data_ptr()) // first.itemsize,), (1,))
 
 

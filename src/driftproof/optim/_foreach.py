@@ -19,6 +19,7 @@ from torch import Tensor
 from driftproof._members import Number as Scalar
 from driftproof._members import per_member
 from driftproof.optim._core import (
+    COPIED_ELEMENTS,
     MINMAX_EPS,
     STEP_FACTOR,
     Extremes,
@@ -35,9 +36,6 @@ DEVICES = ("cpu", "cuda")
 
 _BUCKET_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
 """Elements worked on at a time, unless one tensor has more: bounds scratch memory, and on a CPU suits the caches."""
-
-_COPIED_ELEMENTS = 1 << 16
-"""On a CPU, parameters of up to so many elements in all cost by the operation, and a copy of them is cheaper."""
 
 _ONE = torch.ones((), device="cpu", dtype=torch.float32)
 
@@ -123,8 +121,7 @@ def accumulate(group: Group, members: bool) -> None:
 def _add_products(group: Group, value: float) -> None:
     """Add ``value * grad * param`` to the utilities."""
     is_packed = len(group.utility_runs) == 1 < len(group.params) and group.params[0].is_cpu
-    if is_packed and group.numel <= _COPIED_ELEMENTS:
-        # Copying small parameters into one row takes less time than calling an operation for each of them.
+    if is_packed and group.numel <= COPIED_ELEMENTS and group.flat_grads is not None:
         params = torch._C._nn.flatten_dense_tensors(group.params)
         group.utility_runs[0].addcmul_(group.flat_grads, params, value=value)
     else:
@@ -220,7 +217,8 @@ def _add_adam_directions(group: Group, flat: Tensor, directions: list[Tensor], b
     if device.type == "cuda" and not settings.capturable:
         steps = [torch.full((), steps[0].item(), dtype=torch.float32, device=device)] * len(steps)
     grads, first, second = group.grads, *group.moment_runs
-    if device.type == "cpu" and group.counts_on_host and len(first) == len(second) == 1:
+    is_packed = device.type == "cpu" and group.counts_on_host and len(first) == len(second) == 1
+    if is_packed and group.flat_grads is not None:
         directions, grads, steps = [flat], [group.flat_grads], steps[:1]
     else:
         first, second = group.first_moments, group.second_moments
