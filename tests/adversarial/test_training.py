@@ -535,7 +535,7 @@ def test_settings_of_the_agent_are_checked(wrong, error, message):
             {"epsilon_schedule": "step"},
             "Invalid epsilon_schedule: 'step'; must be one of 'constant', 'linear', 'cosine'",
         ),
-        ({"epsilon_final": 0.2}, "epsilon_final=0.2 would have no effect, it is for epsilon_schedule"),
+        ({"epsilon_final": 0.2}, "epsilon_final=0.2 would have no effect: it needs epsilon_schedule"),
         (
             {"perturbation": PerturbationConfig(attack_method="fgsm", attack_lr=0.1)},
             "perturbation: attack_lr=0.1 would have no effect",

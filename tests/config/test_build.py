@@ -135,7 +135,7 @@ def test_what_is_switched_off_is_off():
     [
         (
             "policy: {name: MlpPolicy, log_std_init: -1}",
-            "policy.log_std_init: -1.0 would have no effect, it is for Box",
+            "policy.log_std_init: -1.0 would have no effect: it needs Box",
         ),
         ("policy: {name: MlpPolicy, squash_output: true}", "policy.squash_output: True would have no effect"),
     ],
@@ -148,8 +148,8 @@ def test_settings_of_continuous_actions_are_refused_where_there_are_none(text, p
 @pytest.mark.parametrize(
     ("name", "settings", "problem"),
     [
-        ("optimizer.noise_beta", "", "would have no effect: it is for adaptive_noise=True, noise_reference='gradient'"),
-        ("optimizer.min_noise_std", "", "would have no effect: it is for adaptive_noise=True"),
+        ("optimizer.noise_beta", "", "would have no effect: it needs adaptive_noise=True, noise_reference='gradient'"),
+        ("optimizer.min_noise_std", "", "would have no effect: it needs adaptive_noise=True"),
         ("optimizer.noise_beta", "optimizer_kwargs: {adaptive_noise: true}", "would have no effect"),
         ("vgs.beta", "vgs: false", "cannot change while the agent trains: variance_gradient_scaling is off"),
         ("adversary.epsilon", "", "cannot change while the agent trains: adversarial training is off"),

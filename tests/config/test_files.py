@@ -104,42 +104,42 @@ def test_wrong_values_are_refused_with_their_place(text, problem):
         ),
         (
             "critic: {num_atoms: 21}",
-            "my.yaml:1: critic.num_atoms: 21 would have no effect, it is for",
+            "my.yaml:1: critic.num_atoms: 21 would have no effect: it needs",
         ),
         ("critic: {value_head: categorical, huber_kappa: 1.0}", "critic.huber_kappa: 1.0 would have no effect"),
         ("policy: MlpPolicy\nlstm_hidden_size: 64", "my.yaml:2: policy.lstm_hidden_size: 64 would have no effect"),
         ("policy: MlpPolicy\nsequence_length: 16", "my.yaml:2: ppo.sequence_length: 16 would have no effect"),
         ("env: {clip_observations: 5}", "env.clip_observations: 5.0 would have no effect"),
         ("pbt: {backend: inline, workers: 2}", "pbt.workers: 2 would have no effect"),
-        ("ppo: {sde_sample_freq: 4}", "ppo.sde_sample_freq: 4 would have no effect, it is for ppo.use_sde: true"),
-        ("policy: {use_expln: true}", "policy.use_expln: True would have no effect, it is for ppo.use_sde: true"),
+        ("ppo: {sde_sample_freq: 4}", "ppo.sde_sample_freq: 4 would have no effect: it needs ppo.use_sde: true"),
+        ("policy: {use_expln: true}", "policy.use_expln: True would have no effect: it needs ppo.use_sde: true"),
         ("pbt: {address: auto}", "pbt.address: 'auto' would have no effect"),
-        ("vgs: false\nvgs_beta: 0.9", "my.yaml:2: vgs.beta: 0.9 would have no effect, it is for vgs.enabled: true"),
+        ("vgs: false\nvgs_beta: 0.9", "my.yaml:2: vgs.beta: 0.9 would have no effect: it needs vgs.enabled: true"),
         (
             "adversarial_ratio: 0.2",
-            "my.yaml:1: adversarial.adversarial_ratio: 0.2 would have no effect, it is for",
+            "my.yaml:1: adversarial.adversarial_ratio: 0.2 would have no effect: it needs",
         ),
         (
             "adversarial: {perturbation: {epsilon: 0.2}}",
-            "adversarial.perturbation.epsilon: 0.2 would have no effect, it is for adversarial.enabled: true",
+            "adversarial.perturbation.epsilon: 0.2 would have no effect: it needs adversarial.enabled: true",
         ),
         (
             "adversarial: {enabled: true, epsilon_final: 0.2}",
-            "adversarial.epsilon_final: 0.2 would have no effect, it is for epsilon_schedule 'linear' or 'cosine'",
+            "adversarial.epsilon_final: 0.2 would have no effect: it needs epsilon_schedule 'linear' or 'cosine'",
         ),
         (
             "adversarial: {enabled: true, perturbation: {attack_method: fgsm, attack_steps: 5}}",
-            "adversarial.perturbation.attack_steps: 5 would have no effect, it is for attack_method 'pgd' or 'sgld'",
+            "adversarial.perturbation.attack_steps: 5 would have no effect: it needs attack_method 'pgd' or 'sgld'",
         ),
         (
             "adversarial: {enabled: true, perturbation: {random_init: false}}",
             "adversarial.perturbation.random_init: False would have no effect",
         ),
         ("policy: {net_arch: [], activation_fn: relu}", "policy.activation_fn: 'relu' would have no effect"),
-        ("env:\n  drift_seed: 3", "my.yaml:2: env.drift_seed: 3 would have no effect, it is for env.drift"),
+        ("env:\n  drift_seed: 3", "my.yaml:2: env.drift_seed: 3 would have no effect: it needs env.drift"),
         (
             "optimizer_kwargs:\n  noise_beta: 0.9",
-            "my.yaml:2: optimizer.kwargs.noise_beta: 0.9 would have no effect, it is for adaptive_noise=True, noise",
+            "my.yaml:2: optimizer.kwargs.noise_beta: 0.9 would have no effect: it needs adaptive_noise=True, noise",
         ),
         ("optimizer_kwargs: {adaptive_noise: true, noise_beta: 0.9}", "optimizer.kwargs.noise_beta: 0.9 would have no"),
         (
@@ -149,22 +149,22 @@ def test_wrong_values_are_refused_with_their_place(text, problem):
         ("adversarial: {enabled: true, adversarial_ratio: 0}", "adversarial.adversarial_ratio: 0 attacks nothing"),
         (
             "optimizer_kwargs: {sigma: 0, adaptive_noise: true}",
-            "optimizer.kwargs.adaptive_noise: True would have no effect, it is for sigma above 0",
+            "optimizer.kwargs.adaptive_noise: True would have no effect: it needs sigma above 0",
         ),
         ("optimizer_kwargs: {min_noise_std: 0.1}", "optimizer.kwargs.min_noise_std: 0.1 would have no effect"),
         ("optimizer_kwargs: {noise_reference: gradient}", "noise_reference: 'gradient' would have no effect"),
         (
             "optimizer: UPGD\noptimizer_kwargs: {adaptive_noise: true, instant_noise_scale: false}",
-            "instant_noise_scale: False would have no effect, it is for noise_reference='gradient'",
+            "instant_noise_scale: False would have no effect: it needs noise_reference='gradient'",
         ),
         (
             "optimizer: sgd\noptimizer_kwargs: {dampening: 0.1}",
-            "kwargs.dampening: 0.1 would have no effect, it is for mo",
+            "kwargs.dampening: 0.1 would have no effect: it needs mo",
         ),
         (
             "pbt:\n  explore_method: perturb\n  hyperparams:\n"
             "    - {name: gamma, min_value: 0.9, max_value: 1, resample_probability: 0.5}",
-            "my.yaml:4: pbt.hyperparams.0.resample_probability: 0.5 would have no effect, it is for explore",
+            "my.yaml:4: pbt.hyperparams.0.resample_probability: 0.5 would have no effect: it needs explore",
         ),
         (
             "explore_method: resample\n"
@@ -173,7 +173,7 @@ def test_wrong_values_are_refused_with_their_place(text, problem):
         ),
         (
             "pbt: {hyperparams: [{name: x, values: [1, 2], perturbation_factor: 2}]}",
-            "pbt.hyperparams.0.perturbation_factor: 2.0 would have no effect, it is for a range",
+            "pbt.hyperparams.0.perturbation_factor: 2.0 would have no effect: it needs a range",
         ),
     ],
 )

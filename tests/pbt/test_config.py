@@ -116,7 +116,7 @@ def test_a_wrong_hyperparameter_is_refused(arguments, message):
         ({"explore_method": "pb2"}, "models ranges"),
         (
             {"hyperparams": [HyperparamConfig("x", 0.1, 1.0, resample_probability=0.5)], "explore_method": "perturb"},
-            "'x': resample_probability=0.5 would have no effect, it is for explore_method 'both'",
+            "'x': resample_probability=0.5 would have no effect: it needs explore_method 'both'",
         ),
         (
             {"hyperparams": [HyperparamConfig("x", 0.1, 1.0, perturbation_factor=2.0)], "explore_method": "resample"},
@@ -124,7 +124,7 @@ def test_a_wrong_hyperparameter_is_refused(arguments, message):
         ),
         (
             {"hyperparams": [HyperparamConfig("x", values=[1, 2], perturbation_factor=2.0)]},
-            "'x': perturbation_factor=2.0 would have no effect, it is for a range",
+            "'x': perturbation_factor=2.0 would have no effect: it needs a range",
         ),
     ],
 )

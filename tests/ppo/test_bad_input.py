@@ -438,7 +438,7 @@ def test_what_is_no_environment_is_refused(env):
         ),
         (
             {"optimizer_kwargs": {"noise_beta": 0.9}},
-            "optimizer_kwargs: noise_beta=0.9 would have no effect, it is for adaptive_noise=True, noise_refer",
+            "optimizer_kwargs: noise_beta=0.9 would have no effect: it needs adaptive_noise=True, noise_refer",
         ),
         (
             {"optimizer_class": AdaptiveUPGD, "optimizer_kwargs": {"adaptive_noise": True, "noise_beta": 0.9}},

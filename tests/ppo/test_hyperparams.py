@@ -125,7 +125,7 @@ def test_what_has_no_effect_cannot_be_set():
         "optimizer.min_noise_std": "adaptive_noise=True",
     }
     with pytest.raises(
-        ValueError, match=r"optimizer\.noise_beta=0\.5 would have no effect, it is for adaptive_noise=True"
+        ValueError, match=r"optimizer\.noise_beta=0\.5 would have no effect: it needs adaptive_noise=True"
     ):
         model.hyperparams["optimizer.noise_beta"] = 0.5
     model.hyperparams["optimizer.noise_beta"] = 0.999

@@ -295,7 +295,7 @@ def _check_actions(config: Config, action_space: gymnasium.Space[Any]) -> None:
     from gymnasium import spaces
 
     if not isinstance(action_space, spaces.Box):
-        unused = f"would have no effect, it is for Box actions; {config.env.id} has {type(action_space).__name__}"
+        unused = f"would have no effect: it needs Box actions; {config.env.id} has {type(action_space).__name__}"
         for name in ("log_std_init", "squash_output"):
             if value := getattr(config.policy, name):
                 raise ConfigError([f"policy.{name}: {value!r} {unused}; remove it"])

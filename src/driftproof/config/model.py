@@ -79,10 +79,10 @@ class Config(Section):
     def _fit_together(self) -> Config:
         _check_networks(self)
         if not self.env.normalize_observations:
-            _check_default(self.env, "env.clip_observations", "for env.normalize_observations: true")
+            _check_default(self.env, "env.clip_observations", "env.normalize_observations: true")
         _check_drift(self.env)
         if not self.vgs.enabled:
-            _check_defaults(self.vgs, "vgs", "for vgs.enabled: true")
+            _check_defaults(self.vgs, "vgs", "vgs.enabled: true")
         unused = unused_by_optimizer(self.optimizer.name, self.optimizer.kwargs)
         _refuse(self.optimizer.kwargs, DEFAULTS, unused, "optimizer.kwargs")
         _check_adversarial(self.adversarial)
@@ -160,10 +160,10 @@ class Config(Section):
 def _check_backend(pbt: PBTSection) -> None:
     """Refuse options of another backend than the one that is used."""
     if pbt.backend != "process":
-        _check_default(pbt, "pbt.workers", "for pbt.backend: process")
+        _check_default(pbt, "pbt.workers", "pbt.backend: process")
     if pbt.backend != "ray":
         for name in ("resources_per_member", "address"):
-            _check_default(pbt, f"pbt.{name}", "for pbt.backend: ray")
+            _check_default(pbt, f"pbt.{name}", "pbt.backend: ray")
 
 
 def _check_networks(config: Config) -> None:
@@ -175,11 +175,11 @@ def _check_networks(config: Config) -> None:
     for section, part in (("policy", policy), ("critic", critic)):
         _refuse(dict(part), defaults | {name: {} for name in defaults if name.endswith("kwargs")}, unused, section)
     if not config.has_memory and ppo.sequence_length != 1:
-        _check_default(ppo, "ppo.sequence_length", f"for policies with memory; {policy.name} has none")
+        _check_default(ppo, "ppo.sequence_length", f"a recurrent policy; {policy.name} is not recurrent")
     if not ppo.use_sde:
-        _check_default(ppo, "ppo.sde_sample_freq", "for ppo.use_sde: true")
+        _check_default(ppo, "ppo.sde_sample_freq", "ppo.use_sde: true")
     if policy.net_arch == []:
-        _check_default(policy, "policy.activation_fn", "for layers in policy.net_arch")
+        _check_default(policy, "policy.activation_fn", "layers in policy.net_arch")
 
 
 def _as_in_files(text: str) -> str:
@@ -190,7 +190,7 @@ def _as_in_files(text: str) -> str:
 
 def _check_drift(env: EnvSection) -> None:
     if not env.drift:
-        _check_default(env, "env.drift_seed", "for env.drift")
+        _check_default(env, "env.drift_seed", "env.drift")
         return
     from driftproof.envs import change
 
@@ -205,7 +205,7 @@ def _check_drift(env: EnvSection) -> None:
 
 def _check_adversarial(adversarial: AdversarialSection) -> None:
     if not adversarial.enabled:
-        _check_defaults(adversarial, "adversarial", "for adversarial.enabled: true")
+        _check_defaults(adversarial, "adversarial", "adversarial.enabled: true")
         return
     if adversarial.adversarial_ratio == 0:
         raise SettingError("adversarial.adversarial_ratio", "0 attacks nothing: use adversarial.enabled: false")
@@ -235,18 +235,18 @@ def _argument(value: Any) -> Any:
 _NO_SPACES: dict[str, Any] = {"observation_space": None, "action_space": None}
 
 
-def _check_defaults(section: Section, path: str, what_for: str) -> None:
+def _check_defaults(section: Section, path: str, needed: str) -> None:
     """Refuse settings of a section that is switched off."""
     for name in type(section).model_fields:
         if isinstance(part := getattr(section, name), Section):
-            _check_defaults(part, f"{path}.{name}", what_for)
+            _check_defaults(part, f"{path}.{name}", needed)
         elif name != "enabled":
-            _check_default(section, f"{path}.{name}", what_for)
+            _check_default(section, f"{path}.{name}", needed)
 
 
-def _check_default(section: Section, path: str, what_for: str) -> None:
+def _check_default(section: Section, path: str, needed: str) -> None:
     """Refuse a setting that would have no effect."""
     name = path.rpartition(".")[2]
     default = type(section).model_fields[name].get_default(call_default_factory=True)
     if (value := getattr(section, name)) != default:
-        raise SettingError(path, f"{value!r} would have no effect, it is {what_for}; remove it")
+        raise SettingError(path, f"{value!r} would have no effect: it needs {needed}; remove it")

@@ -1,6 +1,7 @@
 """Advantages and returns of a rollout, and statistics over its real transitions.
 
-A rollout is ``[T, N]``: steps and environments. Leading axes ``[M, T, N]`` never mix, such as members of a population.
+A rollout is ``[T, N]``: steps and environments. A leading member axis ``[M, T, N]`` holds independent
+agents, such as the members of a population.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from torch import Tensor
 from driftproof._members import Number, per_member
 
 _ROUNDING = 1e-6
-"""A spread that is this small relative to the mean is what float32 makes of equal numbers."""
+"""Relative to the mean, a standard deviation this small is float32 rounding of equal numbers."""
 
 
 @torch.no_grad()
@@ -26,22 +27,22 @@ def gae(
     gae_lambda: Number,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimates (Schulman et al., 2016, arXiv 1506.02438), which know time limits.
+    """Generalised advantage estimates (Schulman et al., 2016, arXiv 1506.02438) with bootstrapping at time limits.
 
-    Nothing crosses the end of an episode. The value after its last step is 0 if the episode terminated, or that of its
-    last observation if it was cut off by a time limit.
+    Estimates do not cross the end of an episode. The value after its last step is 0 if the episode terminated, or the
+    value of its last observation if a time limit truncated it.
 
     Args:
-        rewards: ``[..., T, N]``.
-        values: Of the observations before each step, ``[..., T, N]``.
-        last_values: Of the observations after the last step, ``[..., N]``.
-        dones: Where an episode ended with this step, in whatever way, ``[..., T, N]`` bool.
-        bootstrap_values: Of the last observation of each episode that was cut off, at its last step; zero where an
-            episode terminated, ignored elsewhere. ``[..., T, N]``.
+        rewards: Rewards ``[..., T, N]``.
+        values: Values of the observations before each step, ``[..., T, N]``.
+        last_values: Values of the observations after the last step, ``[..., N]``.
+        dones: Where an episode terminated or was truncated at this step, ``[..., T, N]`` bool.
+        bootstrap_values: At the last step of each truncated episode, the value of its last observation; zero where
+            an episode terminated, ignored elsewhere. ``[..., T, N]``.
         gamma: Discount, or one per member ``[M]``.
-        gae_lambda: From 0, one step and then the value, to 1, rewards as far as they are known; or one per member.
-        valid: Where transitions are real, ``[..., T, N]`` bool; ``None``: everywhere. An environment that resets itself
-            in the step after an episode makes one that is not: its advantage is 0, and its return the value.
+        gae_lambda: λ of GAE, from 0 (one-step TD error) to 1 (Monte Carlo returns); or one per member.
+        valid: Which steps are real transitions, ``[..., T, N]`` bool; ``None``: all. The step in which a vector
+            environment resets itself is none: its advantage is 0, and its return equals the value.
 
     Returns:
         Advantages and returns, ``[..., T, N]`` each.
@@ -68,12 +69,12 @@ def gae(
 
 @torch.no_grad()
 def normalize_advantages(advantages: Tensor, valid: Tensor | None = None, eps: float = 1e-8) -> Tensor:
-    """Advantages with mean 0 and standard deviation 1 over steps and environments, of each member for itself.
+    """Advantages with mean 0 and standard deviation 1 over steps and environments, per member.
 
-    A single advantage, or several that are equal, are centred only.
+    A single advantage, or several equal ones, are centred only.
 
     Args:
-        advantages: ``[..., T, N]``.
+        advantages: Advantages ``[..., T, N]``.
         valid: Which of them count, ``[..., T, N]`` bool; the others become 0. ``None``: all.
         eps: Added to the standard deviation.
     """
@@ -86,11 +87,11 @@ def normalize_advantages(advantages: Tensor, valid: Tensor | None = None, eps: f
 
 @torch.no_grad()
 def explained_variance(values: Tensor, returns: Tensor, valid: Tensor | None = None) -> Tensor:
-    """The share of the variance of returns that the values foresaw: 1 at best, 0 for a constant, below that for worse.
+    """Share of the returns' variance that the values explain: 1 at best, 0 for a constant, negative for worse.
 
     Args:
-        values: ``[..., T, N]``.
-        returns: ``[..., T, N]``.
+        values: Predicted values ``[..., T, N]``.
+        returns: Returns ``[..., T, N]``.
         valid: Which of them count, ``[..., T, N]`` bool; ``None``: all.
 
     Returns:
@@ -105,7 +106,7 @@ def explained_variance(values: Tensor, returns: Tensor, valid: Tensor | None = N
 
 
 def masked_moments(x: Tensor, valid: Tensor, dim: tuple[int, ...], correction: int = 0) -> tuple[Tensor, Tensor]:
-    """Mean and variance over the valid elements, with their dimensions kept; zeros where there is none."""
+    """Mean and variance over the valid elements, reduced dimensions kept; zeros where no element is valid."""
     count = valid.sum(dim, keepdim=True)
     mean = torch.where(valid, x, 0).sum(dim, keepdim=True) / count.clamp_min(1)
     squares = torch.where(valid, x - mean, 0).square().sum(dim, keepdim=True)
@@ -119,4 +120,4 @@ def _is_flat(mean: Tensor, variance: Tensor) -> Tensor:
 def _check_shapes(like: Tensor, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.shape != like.shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but the rollout wants {tuple(like.shape)}")
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(like.shape)} as the rollout has")

@@ -1,4 +1,4 @@
-"""What the agent asks of somebody who makes its observations worse while it learns; others fill it."""
+"""Interface of adversarial training: an adversary that perturbs observations and adds a loss term."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from driftproof.nn.types import Evaluation
 
 
 class Adversary(Protocol):
-    """Attacks part of every minibatch, and says what to add to the loss. A component of the agent's state."""
+    """Attacks part of every minibatch and returns a term for the loss. A component of the agent's state."""
 
     def hyperparameters(self) -> Mapping[str, Hyperparameter]:
-        """Numbers that may change while training, by names that the agent puts ``adversary.`` before."""
+        """Hyper-parameters that may change while training; the agent prefixes their names with ``adversary.``."""
 
     def begin_update(self) -> None:
-        """Called before the minibatches of an update."""
+        """Prepare for an update; called before its minibatches."""
 
     def share(self, sequences: int) -> int:
-        """How many of a minibatch's sequences are attacked, the first ones; they come in random order."""
+        """How many of a minibatch's sequences are attacked: the first ones, as their order is random."""
 
     def loss(self, batch: Minibatch, clean: Evaluation, vf_coef: Number) -> tuple[Tensor, dict[str, Tensor]]:
-        """What to add to the loss of a minibatch, and 0-dim numbers by name, without waiting for the device.
+        """Term to add to the loss of a minibatch, and 0-dim metrics by name, without waiting for the device.
 
         The names are the same for every minibatch; their means over the update are logged as ``adversarial/...``.
 
         Args:
-            batch: Its observations are clean; ``attacked_segments`` is the plan for its first sequences.
-            clean: What the policy says of them now, with a graph.
-            vf_coef: Weight of critics in the loss.
+            batch: Minibatch with clean observations; ``attacked_segments`` are the segments of the attacked sequences.
+            clean: The policy's outputs for the clean observations, attached to the autograd graph.
+            vf_coef: Weight of the value loss.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters and generators."""
+        """Counters and random generators."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on as the saved one would have."""
+        """Restore counters and random generators."""
 
 
 @runtime_checkable
 class AdversarySettings(Protocol):
-    """What users give the agent as ``adversarial``; the same may be given to many."""
+    """Settings of adversarial training, the agent's argument ``adversarial``; several agents may share them."""
 
     def build(self, policy: Any, seed: int | None) -> Adversary:
-        """An adversary of one agent's own.
+        """Build the adversary of one agent.
 
         Args:
             policy: The agent's networks, on their device.
-            seed: The agent's. Nothing may be drawn from torch's global generator, which the agent acts with.
+            seed: The agent's seed. Do not draw from torch's global generator: the agent samples actions from it.
         """
 
 

@@ -1,4 +1,4 @@
-"""The policy's side of a rollout: it acts, and what it saw, did and predicted is stored."""
+"""Collection of a rollout: the policy acts, and observations, actions and predictions are stored."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from driftproof.learner.rollout import HostObservation, Rollout, check_observati
 from driftproof.nn.types import Observation, PolicyState
 
 _SAMPLES_PER_PREDICTION = 1024
-"""Samples that wait for the critics' predictions at most, unless the steps of one chunk have more."""
+"""Samples per batched call of the critics, at most, unless the steps of one chunk have more."""
 
 
 class _Cutoff(NamedTuple):
-    """Episodes that a time limit cut off at a step, and the output of the critics' core after it."""
+    """Episodes truncated at a step, and the output of the critics' core for their last observations."""
 
     step: int
     envs: npt.NDArray[np.int64]
@@ -26,7 +26,7 @@ class _Cutoff(NamedTuple):
 
 
 class Collector:
-    """Fills a rollout, whoever steps the environments.
+    """Fills a rollout while the caller steps the environments.
 
     ::
 
@@ -38,13 +38,13 @@ class Collector:
         collector.finish(observations, starts)
         state = collector.state
 
-    While the environments wait, only cores and the actor run. Predictions of returns follow for many steps together,
-    and log-probabilities in the update, at once. Weights must not change until the rollout ends.
+    While the environments wait, only the cores and the actor run. The critics predict returns for many steps at once,
+    and the update computes all log-probabilities at once. Weights must not change until the rollout ends.
 
     Args:
-        policy: Acts.
-        rollout: Is overwritten.
-        state: Recurrent state before the first step; ``None``: that of the start of episodes.
+        policy: Policy that acts.
+        rollout: Rollout to overwrite.
+        state: Recurrent state before the first step; ``None``: the initial state.
         sde_sample_freq: Steps between draws of the exploration matrices of gSDE; -1: one for the rollout.
     """
 
@@ -55,7 +55,7 @@ class Collector:
     parameters: Tensor
     """Parameters of the distribution that the last actions were drawn from."""
     chosen: Tensor
-    """The last actions as the distribution has them; environments get what :meth:`act` returned."""
+    """The last actions before clipping or squashing; :meth:`act` returns them as the environments take them."""
     memory: Tensor
     """Output of the critics' core at the last observations."""
 
@@ -68,7 +68,7 @@ class Collector:
         self.step = 0
         self._step_policy = policy.stepper()
         self._noise = policy.rollout_noise(rollout.steps, rollout.envs, sde_sample_freq)
-        # Without memory a chunk is a single step: too few samples for a call of the critics.
+        # Without recurrence a chunk is a single step: too few samples for a call of the critics.
         self._steps_per_prediction = max(rollout.chunk, _SAMPLES_PER_PREDICTION // rollout.envs)
         self._memories: list[Tensor] = []
         self._cutoffs: list[_Cutoff] = []
@@ -76,11 +76,11 @@ class Collector:
             bootstrap.zero_()
 
     def act(self, observation: HostObservation, starts: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-        """Actions for the environments.
+        """Sample actions for the environments.
 
         Args:
-            observation: Of every environment ``[N, ...]``.
-            starts: Where an episode starts with it ``[N]``.
+            observation: Observation of every environment ``[N, ...]``.
+            starts: Whether it is the first of an episode ``[N]``.
         """
         rollout, step, distribution = self.rollout, self.step, self.policy.distribution
         rollout.starts[step] = starts
@@ -105,13 +105,13 @@ class Collector:
         last_observations: HostObservation | None = None,
         valid: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        """Store what came of the last actions.
+        """Store rewards and episode ends that followed the last actions.
 
         Args:
-            rewards: ``[N]``.
-            dones: Where an episode ended, in whatever way ``[N]``.
-            truncated: Where a time limit cut it off, so that its last observation still has a value ``[N]``.
-            last_observations: Those of the episodes that were cut off, one after the other.
+            rewards: Rewards ``[N]``.
+            dones: Where an episode terminated or was truncated ``[N]``.
+            truncated: Where a time limit truncated it, so that its last observation still has a value ``[N]``.
+            last_observations: Last observations of the truncated episodes only, stacked.
             valid: Where the step was a transition, and not only a reset ``[N]``; ``None``: everywhere.
         """
         rollout, step = self.rollout, self.step
@@ -127,22 +127,22 @@ class Collector:
         self.step += 1
 
     def finish(self, observation: HostObservation, starts: npt.NDArray[np.bool_]) -> None:
-        """Predict what comes after the last step of the rollout.
+        """Predict the returns to bootstrap from: after the last step and after truncated episodes.
 
         Args:
-            observation: After that step ``[N, ...]``.
-            starts: Where an episode starts with it ``[N]``.
+            observation: Observations after the last step ``[N, ...]``.
+            starts: Whether they are the first of an episode ``[N]``.
         """
         rollout, predict = self.rollout, self.policy.predict_returns
         rollout.last_state = self.state
         with torch.inference_mode():
             for step, envs, memory in self._cutoffs:
-                for room, prediction in zip(rollout.bootstraps, predict(memory), strict=True):
-                    room[step, torch.from_numpy(envs).to(rollout.device)] = prediction
+                for target, prediction in zip(rollout.bootstraps, predict(memory), strict=True):
+                    target[step, torch.from_numpy(envs).to(rollout.device)] = prediction
             tensors = _tensors(rollout.observations, observation)
             memory = self._step_policy(tensors, reset_state(self.state, starts)).memory
-            for room, prediction in zip(rollout.last_predictions, predict(memory), strict=True):
-                room.copy_(prediction)
+            for target, prediction in zip(rollout.last_predictions, predict(memory), strict=True):
+                target.copy_(prediction)
 
     def _cutoff(self, envs: npt.NDArray[np.int64], last: HostObservation) -> _Cutoff:
         rollout = self.rollout
@@ -156,8 +156,8 @@ class Collector:
         rollout, begin, end = self.rollout, self.step + 1 - len(self._memories), self.step + 1
         with torch.inference_mode():
             predictions = self.policy.predict_returns(torch.stack(self._memories))
-            for room, prediction in zip(rollout.predictions, predictions, strict=True):
-                room[begin:end] = prediction
+            for target, prediction in zip(rollout.predictions, predictions, strict=True):
+                target[begin:end] = prediction
         self._memories.clear()
 
 
@@ -170,7 +170,7 @@ def reset_state(state: PolicyState, starts: npt.NDArray[np.bool_]) -> PolicyStat
 
 
 def _at_rows(observation: HostObservation, rows: npt.NDArray[np.int64], count: int) -> HostObservation:
-    """Observations of some environments among zeros for the others."""
+    """Observations of some environments, with zeros in the rows of the others."""
     if isinstance(observation, dict):
         return {key: _at_rows(part, rows, count) for key, part in observation.items()}  # type: ignore[misc]
     result = np.zeros((count, *observation.shape[1:]), observation.dtype)
@@ -178,17 +178,17 @@ def _at_rows(observation: HostObservation, rows: npt.NDArray[np.int64], count: i
     return result
 
 
-def _store(room: Observation, step: int, observation: HostObservation) -> Observation:
-    """Keep an observation of the rollout; where it is kept."""
-    if isinstance(room, dict):
+def _store(storage: Observation, step: int, observation: HostObservation) -> Observation:
+    """Copy an observation into the rollout; returns the stored tensors."""
+    if isinstance(storage, dict):
         assert isinstance(observation, dict)
-        return {key: part[step].copy_(torch.from_numpy(np.asarray(observation[key]))) for key, part in room.items()}
-    return room[step].copy_(torch.from_numpy(np.asarray(observation)))
+        return {key: part[step].copy_(torch.from_numpy(np.asarray(observation[key]))) for key, part in storage.items()}
+    return storage[step].copy_(torch.from_numpy(np.asarray(observation)))
 
 
-def _tensors(room: Observation, observation: HostObservation) -> Observation:
-    """Observations where, and in the precision in which, the rollout has them."""
-    if isinstance(room, dict):
+def _tensors(like: Observation, observation: HostObservation) -> Observation:
+    """Observations as tensors of the rollout's dtype and device."""
+    if isinstance(like, dict):
         assert isinstance(observation, dict)
-        return {key: torch.from_numpy(np.asarray(observation[key])).to(part) for key, part in room.items()}
-    return torch.from_numpy(np.asarray(observation)).to(room)
+        return {key: torch.from_numpy(np.asarray(observation[key])).to(part) for key, part in like.items()}
+    return torch.from_numpy(np.asarray(observation)).to(like)

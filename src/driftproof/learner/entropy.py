@@ -21,9 +21,9 @@ _PATIENCE = 10
 class EntropyArguments(EntropySettings):
     """Arguments of the schedule."""
 
-    plateau_tolerance: float = argument(0.01, "Relative improvement of the mean return that counts as one.", at_least=0)
+    plateau_tolerance: float = argument(0.01, "Smallest relative improvement of the mean return.", at_least=0)
     members: int | None = argument(
-        None, "How many agents it serves, with numbers [M]. None: one, with plain numbers.", at_least=1
+        None, "Number of agents, with numbers [M]. None: one agent, with plain numbers.", at_least=1
     )
 
 
@@ -48,7 +48,7 @@ class EntropySchedule:
         self.boost_below: Number = 0.0 if given.ent_boost_below is None else given.ent_boost_below
         self.boost_cap: Number | None = given.ent_boost_cap
         self.members = given.members
-        # In double precision, as plain numbers are; NaN stands for none. The plateau is the progress that remained when
+        # In double precision, as plain numbers are; NaN stands for None. The plateau is the remaining progress at which
         # it was found.
         shape = member_shape(given.members)
         self._explained_variance = torch.ones(shape, dtype=torch.float64)
@@ -58,7 +58,7 @@ class EntropySchedule:
 
     @property
     def explained_variance(self) -> Number:
-        """Of the critic in the last rollout, which decides about a boost in the next update."""
+        """Explained variance of the critic in the last rollout, which decides on a boost in the next update."""
         return self._plain(self._explained_variance)
 
     @explained_variance.setter
@@ -66,12 +66,12 @@ class EntropySchedule:
         self._explained_variance = self._wide(value).clone()
 
     def update(self, base: Number, progress_remaining: Number, mean_return: Number | None) -> Number:
-        """The coefficient of this update.
+        """Compute the entropy coefficient of this update.
 
         Args:
-            base: The coefficient to start from.
+            base: Coefficient at the start of the decay.
             progress_remaining: From 1 at the beginning of training to 0 at its end.
-            mean_return: Of recent episodes; ``None`` or NaN if none has ended yet.
+            mean_return: Mean return of recent episodes; ``None`` or NaN if none has ended yet.
         """
         progress = self._wide(progress_remaining).clamp(0, 1)
         if self.start == "plateau" and mean_return is not None:
@@ -81,7 +81,7 @@ class EntropySchedule:
         return self._plain(torch.where(boost, self._boosted(coefficient), coefficient))
 
     def state_dict(self) -> dict[str, Any]:
-        """The plateau, if one was found, and what tells whether there is one. Settings are not part of it."""
+        """The plateau, if one was found, and the statistics that detect it. Settings are not part of it."""
         tensors = self._tensors()
         if self.members is not None:
             return {name: tensor.clone() for name, tensor in tensors.items()}
@@ -93,7 +93,7 @@ class EntropySchedule:
     def check_state_dict(self, state_dict: Any) -> None:
         """Raise a ``CheckpointError`` unless this is the state of such a schedule."""
         rules = {
-            "explained_variance": number(finite=False),  # Returns that do not vary leave nothing to explain.
+            "explained_variance": number(finite=False),  # NaN when all returns are equal.
             "plateau": optional(number(at_least=0, at_most=1)),
             "best_return": optional(number()),
             "stale_updates": count(),
@@ -141,13 +141,13 @@ class EntropySchedule:
         if self.final is None:
             return base
         begin = torch.ones_like(self._plateau) if self.start == "immediately" else self._plateau
-        # More may remain than did at the beginning, if training was prolonged since; or nothing, from the beginning.
+        # Training may have been prolonged since the start of the decay, or there was no progress left at its start.
         share = torch.where(begin > 0, (progress / begin).clamp_max(1), 0)
         return torch.where(begin.isnan(), base, share * base + (1 - share) * self._wide(self.final))
 
     def _boosted(self, coefficient: Tensor) -> Tensor:
         boosted = coefficient * self._wide(self.boost_factor)
-        # Never lower than without the boost, and so never below the minimum.
+        # A cap below the unboosted coefficient must not lower it.
         capped = boosted if self.boost_cap is None else torch.minimum(boosted, self._wide(self.boost_cap))
         return torch.maximum(capped, coefficient)
 

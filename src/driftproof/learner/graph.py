@@ -23,8 +23,8 @@ class GraphedStep:
     the learning rate are read from tensors; when another setting changes, the step is captured again.
 
     Args:
-        step: The step, of an agent on CUDA.
-        settings: What else the captured kernels depend on.
+        step: Optimizer step of an agent on CUDA.
+        settings: Returns the other settings that the captured kernels depend on.
     """
 
     def __init__(self, step: OptimizerStep, settings: Callable[[], object]) -> None:
@@ -43,8 +43,8 @@ class GraphedStep:
         if settings != self._captured:
             self._capture(batch, c)
             self._captured = settings
-        for ours, theirs in zip(_tensors(self._batch), _tensors(batch), strict=True):
-            ours.copy_(theirs)
+        for target, source in zip(_tensors(self._batch), _tensors(batch), strict=True):
+            target.copy_(source)
         self._fill(c)
         assert self._graph is not None
         assert self._metrics is not None
@@ -52,17 +52,17 @@ class GraphedStep:
         return self._metrics.clone()
 
     def forget(self) -> None:
-        """Capture again before the next step, because tensors that it works on were replaced."""
+        """Capture again before the next step, as the captured tensors were replaced."""
         self._captured = None
 
     def _fill(self, c: Coefficients) -> None:
         assert self._coefficients is not None
-        for ours, theirs in zip(self._coefficients, c, strict=True):
-            assert isinstance(ours, Tensor)
-            if isinstance(theirs, Tensor):
-                ours.copy_(theirs)
+        for target, source in zip(self._coefficients, c, strict=True):
+            assert isinstance(target, Tensor)
+            if isinstance(source, Tensor):
+                target.copy_(source)
             else:
-                ours.fill_(theirs)
+                target.fill_(source)
 
     def _capture(self, batch: Minibatch, c: Coefficients) -> None:
         device = self.step.policy.device
@@ -72,7 +72,7 @@ class GraphedStep:
         stop = self.step.stop
         flags = stop.state_tensors()
         before = [flag.clone() for flag in flags]
-        # Once stopped, a step is masked: warming up changes nothing.
+        # Stopped steps are masked, so that warming up changes no parameter.
         stop.halt()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""Hyper-parameters with one owner: a base value that users set, a schedule that multiplies it, a place to apply it."""
+"""Hyper-parameters: a base value that users set, a schedule that multiplies it, and a function that applies it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from driftproof.state.schema import anything, check, mapping
 
 @dataclass
 class Hyperparameter:
-    """One number of the agent.
+    """One hyper-parameter of the agent.
 
     Attributes:
-        base: What was set, by the constructor, by a user or by a population.
-        bounds: Arguments of :func:`check_number` that say which values are right.
-        whole: Whether it is a count.
-        schedule: Multiplies the base.
-        apply: Puts a new current value where it acts; ``None``: whoever needs it reads it here.
-        unused: What else it would need to have an effect in this agent; ``None``: it has one.
+        base: Value set by the constructor, a user or a population.
+        bounds: Bounds of valid values, as arguments of :func:`check_number`.
+        whole: Whether it is an integer.
+        schedule: Factor of the base as a function of the remaining progress.
+        apply: Writes a new current value to the object that uses it; ``None``: it is read from here.
+        unused: Setting that it needs to have an effect in this agent; ``None``: it has an effect.
     """
 
     base: float
@@ -47,14 +47,14 @@ class Hyperparameter:
 
 
 class Hyperparameters(MutableMapping[str, float]):
-    """The agent's hyper-parameters that may change while it trains, by name.
+    """Hyper-parameters of an agent that may change while it trains, by name.
 
     ``hyperparams["learning_rate"]`` is the base value, and setting it is the only way to change it; from then on the
-    value in force is the base times the schedule, which :meth:`current` tells. Only optional ones come and go.
+    current value is the base times the schedule, see :meth:`current`. Only optional ones are added and removed.
 
     Args:
         entries: The hyper-parameters.
-        fixed: Names of the agent's other settings, which are built into it, and why they cannot change.
+        fixed: Names of the agent's other settings, and why they cannot change.
     """
 
     def __init__(self, entries: Mapping[str, Hyperparameter], fixed: Mapping[str, str]) -> None:
@@ -70,11 +70,11 @@ class Hyperparameters(MutableMapping[str, float]):
 
     @property
     def unused(self) -> Mapping[str, str]:
-        """Hyper-parameters that have no effect in this agent, each with what else it would need."""
+        """Hyper-parameters without effect in this agent, each with the setting that it needs."""
         return {name: entry.unused for name, entry in self._entries.items() if entry.unused is not None}
 
     def current(self, name: str) -> float:
-        """The value in force: base times schedule."""
+        """The current value: base times schedule."""
         return self._entry(name).current
 
     def advance(self, progress_remaining: float) -> None:
@@ -84,38 +84,38 @@ class Hyperparameters(MutableMapping[str, float]):
             entry.advance(progress_remaining)
 
     def at(self, name: str, progress_remaining: float) -> float:
-        """What the base and the schedule make of a point of training, from 1 at its beginning to 0 at its end."""
+        """Base times schedule at a point of training, from 1 at its beginning to 0 at its end."""
         entry = self._entry(name)
         return entry.base if entry.schedule is None else float(entry.base * entry.schedule(progress_remaining))
 
     def add(self, name: str, entry: Hyperparameter) -> None:
-        """Let an optional hyper-parameter act from now on."""
+        """Add an optional hyper-parameter."""
         self._fixed.pop(name, None)
         self._entries[name] = entry
         entry.advance(self._progress)
 
     def act(self, name: str, apply: Callable[[float], None]) -> None:
-        """Put a hyper-parameter where it acts from now on."""
+        """Apply a hyper-parameter with this function from now on."""
         entry = self._entry(name)
         entry.apply = apply
         entry.advance(self._progress)
 
     def remove(self, name: str, reason: str) -> None:
-        """Let an optional hyper-parameter act no longer."""
+        """Remove an optional hyper-parameter; using its name afterwards raises an error with the reason."""
         self._entries.pop(name, None)
         self._fixed[name] = reason
 
     def override(self, name: str, value: float) -> None:
-        """Put a current value in force until the next :meth:`advance`, for controllers; the base stays."""
+        """Set the current value until the next :meth:`advance`, for controllers; the base stays."""
         self._entry(name).current = value
 
     def schedule(self, name: str) -> Schedule | None:
-        """The function of the remaining progress that the value follows, as it was given."""
+        """The schedule as it was given: a function of the remaining progress."""
         factor = self._entry(name).schedule
         return None if factor is None else factor.function
 
     def set_schedule(self, name: str, schedule: Schedule) -> None:
-        """Follow another schedule from now on: the value in force is what the function says."""
+        """Follow another schedule from now on: the current value is what the function returns."""
         entry = self._entry(name)
         base, factor = base_and_schedule(name, schedule)
         self.check(name, base)
@@ -123,11 +123,11 @@ class Hyperparameters(MutableMapping[str, float]):
         self[name] = base
 
     def check(self, name: str, value: Any) -> None:
-        """Raise the error that setting this would raise."""
+        """Raise the error that setting this value would raise."""
         self._check_bounds(name, value)
         entry = self._entry(name)
         if entry.unused is not None and value != entry.base:
-            raise ValueError(f"{name}={value!r} would have no effect, it is for {entry.unused}")
+            raise ValueError(f"{name}={value!r} would have no effect: it needs {entry.unused}")
 
     def _check_bounds(self, name: str, value: Any) -> None:
         entry = self._entry(name)
@@ -140,21 +140,19 @@ class Hyperparameters(MutableMapping[str, float]):
         return dict(self)
 
     def check_state_dict(self, state: Any) -> None:
-        """Raise a ``CheckpointError`` unless these are values of the agent's hyper-parameters, or of some of them."""
+        """Raise a ``CheckpointError`` unless these are valid values of some or all of the agent's hyper-parameters."""
         check("hyperparams", state, mapping(anything))
         if unknown := [name for name in state if name not in self._entries]:
-            raise CheckpointError(
-                f"the agent has no hyper-parameters {unknown[:5]}, or they were not given when it was made"
-            )
+            raise CheckpointError(f"the agent has no hyper-parameters {unknown[:5]}, or was constructed without them")
         for name, value in state.items():
             try:
-                # States of agents in which something without effect was set are taken.
+                # Values without effect are accepted in a saved state.
                 self._check_bounds(name, value)
             except ValueError as error:
                 raise CheckpointError(f"hyperparams: {error}") from error
 
     def restore_point(self) -> Callable[[], None]:
-        """What puts the values that are in force now in force again."""
+        """Returns a function that restores the present values."""
         before, progress = {name: (entry.base, entry.current) for name, entry in self._entries.items()}, self._progress
 
         def restore() -> None:
@@ -168,10 +166,10 @@ class Hyperparameters(MutableMapping[str, float]):
         return restore
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Set base values; none is set if one of them is wrong. A warning names those that are not given."""
+        """Set base values; none is set if one of them is invalid. Warns of hyper-parameters that the state lacks."""
         self.check_state_dict(state)
         if missing := [name for name in self._entries if name not in state]:
-            warnings.warn(f"the state has no hyper-parameters {missing}: they stay as they are", stacklevel=2)
+            warnings.warn(f"the state lacks the hyper-parameters {missing}: they keep their values", stacklevel=2)
         for name, value in state.items():
             self._set(name, value)
 

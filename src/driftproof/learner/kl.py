@@ -1,6 +1,6 @@
-"""How far an update has moved the policy: an estimate, a stop, and a penalty that is controlled.
+"""KL divergence of an update: an estimate, early stopping, and a penalty with a controlled coefficient.
 
-Stop and penalty are those of a single agent, or of several members at once: state and, where they differ, settings are
+Early stopping and penalty serve a single agent, or several members at once: state and, where they differ, settings are
 then tensors ``[M]``.
 """
 
@@ -20,9 +20,9 @@ from driftproof.settings.definition import documented, takes
 from driftproof.state.schema import check, scalars, table
 
 _LARGEST_ERROR = 1e3
-"""Enough for any coefficient to reach its bound, and finite, as an exact KL need not be."""
+"""Bound of the relative error: enough for any coefficient to reach its bound; an exact KL may be infinite."""
 _LARGEST_COEFFICIENT = 1e6
-"""In a state that is loaded; with a larger one, losses would not be finite."""
+"""Largest coefficient in a loaded state; a larger one would make losses infinite."""
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
@@ -33,30 +33,30 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
     Args:
         log_ratio: ``log π_new(a) - log π_old(a)`` of actions that the old policy took.
     """
-    # Rounding can leave a little less than nothing.
+    # Rounding can give small negative numbers.
     return (torch.expm1(log_ratio) - log_ratio).clamp_min(0)
 
 
 class KLStop:
     """Ends an update early once the policy has moved too far.
 
-    All flags stay on the device: :meth:`observe` returns a factor, 1 to go on and 0 once stopped, which is to multiply
-    the steps that remain. A minibatch is *above* if its KL exceeds ``tolerance * target``. NaN is not above: such a
-    minibatch is skipped anyway.
+    All flags stay on the device: :meth:`observe` returns a factor, 1 to continue and 0 once stopped, to multiply the
+    remaining steps with. A minibatch is *above* if its KL exceeds ``tolerance * target``. NaN does not count as above:
+    such a minibatch is skipped anyway.
 
     Args:
-        target: The KL aimed at, typically 0.005 to 0.05; ``None``: never stop.
+        target: Target KL, typically 0.005 to 0.05; ``None``: never stop.
         mode: ``"absolute"``: stop at the first minibatch above. ``"consecutive"``: after ``patience`` of them in a row.
-            ``"fraction"``: once more than this share of all minibatches of the update were above.
-        tolerance: How many times the target is too far.
-        patience: For ``"consecutive"``.
-        fraction: For ``"fraction"``.
-        device: Where the flags live.
-        members: How many agents it serves; ``None``: one, whose numbers are 0-dim.
+            ``"fraction"``: once more than ``fraction`` of all minibatches of the update were above.
+        tolerance: Multiple of the target above which a minibatch counts.
+        patience: Minibatches in a row, for ``"consecutive"``.
+        fraction: Share of minibatches, for ``"fraction"``.
+        device: Device of the flags.
+        members: Number of agents; ``None``: one, with 0-dim numbers.
     """
 
     target: Tensor
-    """The KL aimed at, infinite for none; :meth:`set_target` changes it."""
+    """Target KL, infinite for ``None``; :meth:`set_target` changes it."""
 
     def __init__(
         self,
@@ -85,17 +85,17 @@ class KLStop:
         self.reset(1)
 
     def set_target(self, target: Number | None) -> None:
-        """Aim at another KL from now on."""
+        """Change the target KL."""
         if target is not None:
             check_numbers("target", target, above=0)
         assign(self.target, math.inf if target is None else target)
 
     @torch.no_grad()
     def reset(self, total: int) -> None:
-        """Begin an update.
+        """Clear the flags at the beginning of an update.
 
         Args:
-            total: How many minibatches it will have, over all epochs.
+            total: Minibatches of the update, over all epochs.
         """
         check_count("total", total)
         self._go_on.fill_(1)
@@ -104,10 +104,10 @@ class KLStop:
 
     @torch.no_grad()
     def observe(self, kl: Tensor) -> Tensor:
-        """See the KL of a minibatch, 0-dim or ``[M]``.
+        """Count the KL of a minibatch, 0-dim or ``[M]``.
 
         Returns:
-            1 to go on, or 0 once stopped, in the same shape.
+            1 to continue, or 0 once stopped, in the same shape.
         """
         above = (kl > self.tolerance * self.target).float()
         self._count.add_(above)
@@ -121,16 +121,16 @@ class KLStop:
         self._go_on.zero_()
 
     def state_tensors(self) -> list[Tensor]:
-        """The flags themselves."""
+        """The tensors of the flags, not copies."""
         return [self._go_on, self._count, self._limit]
 
     def _most_above(self, total: int) -> Number:
-        """How many minibatches above, in a row or in all, are still fine."""
+        """Largest number of minibatches above, in a row or in total, that does not stop the update."""
         if self.mode == "absolute":
             return 0
         if self.mode == "consecutive":
             return self.patience - 1
-        # 0.29 * 100 is a little less than 29, in float32 by more than in float64.
+        # Rounding: 0.29 * 100 is slightly less than 29, in float32 more so than in float64.
         if isinstance(self.fraction, Tensor):
             return (self.fraction * total * (1 + 1e-6)).floor()
         return math.floor(self.fraction * total + 1e-9)
@@ -138,13 +138,12 @@ class KLStop:
 
 @documented(KLPenaltySettings)
 class KLPenalty:
-    """A coefficient for a penalty on KL(old‖new), controlled so that the KL of updates comes to a target.
+    """PID-controlled coefficient of a penalty on KL(old‖new), which keeps the KL of updates near a target.
 
     After each update, from the error ``e = kl / target - 1``, the coefficient becomes ``kp * e + integral +
-    kd * (e - previous e)`` within ``[0, max_coef]``, and ``integral`` has grown by ``ki * e``. The integral goes no
-    further than to where the coefficient reaches its bound: however long or wild a stretch out of control, it does not
-    wind up. Such control of a penalty is due to Stooke, Achiam & Abbeel, "Responsive Safety in Reinforcement Learning
-    by PID Lagrangian Methods", ICML 2020 (arXiv 2007.03964).
+    kd * (e - previous e)`` within ``[0, max_coef]``, and ``integral`` has grown by ``ki * e``. The integral stops
+    growing where the coefficient reaches its bound (anti-windup). Such control of a penalty is due to Stooke, Achiam &
+    Abbeel, "Responsive Safety in Reinforcement Learning by PID Lagrangian Methods", ICML 2020 (arXiv 2007.03964).
 
     The default gains were chosen in simulations of updates whose KL is ``k / (1 + c * coefficient)``, or ``k`` over the
     square, for many ``k`` and ``c``, with noise and a change of ``k`` halfway; the tests repeat them. A derivative gain
@@ -155,10 +154,10 @@ class KLPenalty:
     """
 
     target: Tensor
-    """The KL aimed at; :meth:`set_target` changes it."""
+    """Target KL; :meth:`set_target` changes it."""
 
     coefficient: Tensor
-    """What to multiply the KL with in the loss, 0-dim or ``[M]``; :meth:`update` changes it in place."""
+    """Coefficient of the KL in the loss, 0-dim or ``[M]``; :meth:`update` changes it in place."""
 
     @takes(KLPenaltySettings)
     def __init__(self, given: KLPenaltySettings) -> None:
@@ -179,7 +178,7 @@ class KLPenalty:
         self.set_target(given.target)
 
     def set_target(self, target: Number) -> None:
-        """Aim at another KL from now on."""
+        """Change the target KL."""
         check_numbers("target", target, above=0)
         assign(self.target, target)
 
@@ -196,7 +195,7 @@ class KLPenalty:
         change = torch.where(self._updates > 0, error - self._previous_error, 0)
         reaction = self.kp * error + self.kd * change
         grown = self._integral + self.ki * error
-        # Anti-windup by conditional integration, exact at the bound: beyond it, only back.
+        # Anti-windup by conditional integration: at the bound, the integral may only move back.
         up = torch.maximum(self._integral, torch.minimum(grown, self.max_coef - reaction))
         down = torch.minimum(self._integral, torch.maximum(grown, -reaction))
         integral = _bounded(torch.where(error > 0, up, down), self.max_coef)
@@ -207,7 +206,7 @@ class KLPenalty:
         self._updates.add_(usable.float())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of the controller's state. Settings, the target among them, are not part of it."""
+        """A copy of the controller's state. Settings, including the target, are not part of it."""
         return {name: tensor.clone() for name, tensor in self._tensors().items()}
 
     def initial_state_dict(self) -> dict[str, Tensor]:
@@ -230,7 +229,7 @@ class KLPenalty:
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue as the saved one would have. Waits for the device that the state is on.
+        """Restore the controller's state. Waits for the device that the state is on.
 
         Raises:
             CheckpointError: The state does not fit; nothing has changed.

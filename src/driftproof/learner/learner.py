@@ -40,18 +40,18 @@ from driftproof.settings.definition import defaults_of
 from driftproof.state import Stateful
 
 Metrics: TypeAlias = dict[str, float]
-"""What an update measured, by the names that are logged: ``train/loss``, ``critic/grad_norm_1``, ..."""
+"""Metrics of an update, by the names that are logged: ``train/loss``, ``critic/grad_norm_1``, ..."""
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
 _DEFAULTS: dict[str, Any] = defaults_of(AgentSettings)
 
 
 class UpdateSettings(NamedTuple):
-    """Settings and hyper-parameters in force in one update, as :class:`driftproof.ppo.DistributionalPPO` has them."""
+    """Settings and current hyper-parameters of one update, named as in :class:`driftproof.ppo.DistributionalPPO`."""
 
     batch_size: int
     n_epochs: int = _DEFAULTS["n_epochs"]
@@ -68,13 +68,13 @@ class UpdateSettings(NamedTuple):
 
 
 class Estimates(NamedTuple):
-    """What the critics make of a rollout, in units of rewards ``[T, N]``.
+    """Values, advantages and returns of a rollout, in units of rewards ``[T, N]``.
 
     Attributes:
-        by_critic: What each of them expects.
-        values: The smallest of these.
-        advantages: Of the actions taken, seen with caution where ``cvar_alpha`` asks for it.
-        returns: λ-returns, which the critics learn.
+        by_critic: Values of each critic.
+        values: Minimum over the critics.
+        advantages: Advantages of the actions taken; from CVaR values if ``cvar_alpha`` is set.
+        returns: λ-returns, the targets of the critics.
     """
 
     by_critic: list[Tensor]
@@ -89,15 +89,15 @@ class Learner:
     Args:
         policy: Networks of actor and critics.
         optimizer: Optimizer of the policy's parameters.
-        vgs: Scales gradients, or steps, down when gradients are noise.
+        vgs: Variance gradient scaler: scales gradients, or steps, down when gradients are noisy.
         return_scale: Running scale of returns, in units of which the critics predict.
-        entropy: Schedule of the entropy coefficient; is told the explained variance after every update.
+        entropy: Schedule of the entropy coefficient; gets the explained variance after every update.
         kl_stop: Ends an update early once the policy has moved too far.
-        kl_penalty: Controls the weight of the KL divergence in the loss; ``None``: none.
-        adversary: Attacks observations, and adds to the loss what comes of it.
-        value_clip_mode: What ``clip_range_vf`` bounds of a predicted distribution.
+        kl_penalty: Controller of the KL penalty's coefficient; ``None``: no penalty.
+        adversary: Attacks observations and adds a term to the loss.
+        value_clip_mode: Which part of a predicted distribution ``clip_range_vf`` bounds.
         cuda_graph: Capture the optimizer step in a CUDA graph.
-        mixed_precision: Networks in bfloat16.
+        mixed_precision: Run the networks in bfloat16.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Learner:
         self.kl_penalty, self.adversary = kl_penalty, adversary
         self.value_clip_mode: ClipMode = value_clip_mode
         self.skipped_in_a_row = 0
-        """Minibatches that were not finite, up to now."""
+        """Consecutive minibatches, up to now, whose loss or gradient was not finite."""
 
         def autocast() -> contextlib.AbstractContextManager[object]:
             return torch.autocast(device.type, torch.bfloat16) if mixed_precision else contextlib.nullcontext()
@@ -138,7 +138,7 @@ class Learner:
             self.take_step = GraphedStep(self.step, self._captured_settings)
 
     def components(self) -> dict[str, Stateful]:
-        """The parts that have a state, by their names in an agent's tree."""
+        """Components that have a state, by their names in an agent's state tree."""
         possible: dict[str, Stateful | None] = {
             "policy": self.policy,  # type: ignore[dict-item]
             "optimizer": self.optimizer,
@@ -156,7 +156,7 @@ class Learner:
             self.take_step.forget()
 
     def update(self, rollout: Rollout, settings: UpdateSettings) -> Metrics:
-        """Learn from a rollout, then move the scale of returns. Waits for the device once, at the end.
+        """Train on a rollout, then update the scale of returns. Waits for the device once, at the end.
 
         Raises:
             TrainingError: Too many minibatches in a row were skipped.
@@ -182,7 +182,7 @@ class Learner:
             self.kl_penalty.update(metrics["kl/exact"])
             metrics["kl/penalty_coef"] = self.kl_penalty.coefficient
         else:
-            del metrics["kl/exact"]  # Nobody computed it.
+            del metrics["kl/exact"]  # Computed only for the penalty.
         metrics["train/explained_variance"] = explained_variance(estimates.values, estimates.returns, valid)
         metrics |= critic_metrics(policy.heads, estimates.by_critic, targets, valid, metrics, std)
         metrics |= quantiles | scale.metrics() | memory_metrics(rollout.last_state) | self._optimizer_metrics(steps)
@@ -193,19 +193,19 @@ class Learner:
 
     @torch.no_grad()
     def estimate(self, rollout: Rollout, settings: UpdateSettings) -> Estimates:
-        """Values, advantages and returns from what the critics predicted during the rollout."""
+        """Values, advantages and returns from the critics' predictions during the rollout."""
         rewards, dones, truncated, valid = (
             self._on_device(array) for array in (rollout.rewards, rollout.dones, rollout.truncated, rollout.valid)
         )
 
         def estimates(alpha: float | None) -> Estimates:
             by_critic = self._values_by_critic(rollout.predictions, alpha)
-            values = _smallest(by_critic)
-            ends = _smallest(self._values_by_critic(rollout.bootstraps, alpha))
+            values = _minimum(by_critic)
+            ends = _minimum(self._values_by_critic(rollout.bootstraps, alpha))
             advantages, returns = gae(
                 rewards,
                 values,
-                _smallest(self._values_by_critic(rollout.last_predictions, alpha)),
+                _minimum(self._values_by_critic(rollout.last_predictions, alpha)),
                 dones,
                 torch.where(truncated, ends, 0),
                 gamma=settings.gamma,
@@ -217,15 +217,15 @@ class Learner:
         expected = estimates(None)
         if settings.cvar_alpha is None:
             return expected
-        # Caution is for acting. Critics that learned cautious returns would be more cautious with every step back.
+        # CVaR for the advantages only: critics trained on CVaR returns would compound the pessimism at every step.
         return expected._replace(advantages=estimates(settings.cvar_alpha).advantages)
 
     def values(self, predictions: tuple[Tensor, ...]) -> Tensor:
-        """What the critics expect in units of rewards: the smallest of their means."""
-        return _smallest(self._values_by_critic(predictions, None))
+        """Values in units of rewards: the minimum over the critics' means."""
+        return _minimum(self._values_by_critic(predictions, None))
 
     def _values_by_critic(self, predictions: tuple[Tensor, ...], alpha: float | None) -> list[Tensor]:
-        """What each critic expects: the mean, or the mean of the worst share ``alpha``."""
+        """Values of each critic: the mean, or CVaR, the mean of the worst share ``alpha``."""
         pairs = zip(self.policy.heads, predictions, strict=True)
         means = [head.mean(p) if alpha is None else head.cvar(p, alpha) for head, p in pairs]
         return [self.return_scale.decode(value) for value in means]
@@ -233,8 +233,8 @@ class Learner:
     def _initialise_scale(self, rollout: Rollout, returns: Tensor, valid: Tensor) -> None:
         """Take the scale of returns from the first rollout.
 
-        New value heads then predict in it from the start. Heads that knew returns before, as those of a converted
-        agent, are rescaled, so that they still say the same, and so is what they said during the rollout.
+        New value heads then predict in it from the start. Heads that were trained before, as those of a converted
+        agent, are rescaled to predict the same returns, and so are their predictions in the rollout.
         """
         scale = self.return_scale
         knew_returns = scale.initialised
@@ -248,7 +248,7 @@ class Learner:
     def _optimize(
         self, rollout: Rollout, advantages: Tensor, targets: Tensor, valid: Tensor, settings: UpdateSettings
     ) -> StepMetrics:
-        """All epochs of minibatches; what every optimizer step measured."""
+        """Run all epochs of minibatches; returns the metrics of every optimizer step."""
         if settings.normalize_advantage:
             advantages = normalize_advantages(advantages, valid)
         batches = self._batches(rollout, settings)
@@ -281,7 +281,7 @@ class Learner:
         for minibatch in minibatches:
             steps.append(self.take_step(minibatch, coefficients))
             if not self.step.masked and steps[-1]["go_on"] == 0:
-                break  # The host knows already that nothing more will be done.
+                break  # Stopped early: further steps would do nothing.
         return StepMetrics.stack(steps)
 
     def _batches(self, rollout: Rollout, settings: UpdateSettings) -> Batches:
@@ -291,7 +291,7 @@ class Learner:
         metrics = {} if self.vgs is None else self.vgs.metrics()
         if isinstance(self.optimizer, UPGD | AdaptiveUPGD | UPGDW) and self.optimizer.state:
             metrics |= self.optimizer.metrics()
-            # Compares with the gradient, which is that of a step that was not taken if the last one was not.
+            # Compares noise with the gradient; if the last step was skipped, its gradient was not applied.
             taken = (steps["finite"][-1] > 0) & (steps["go_on"][-1] > 0)
             metrics["upgd/noise_to_direction"] = torch.where(taken, metrics["upgd/noise_to_direction"], torch.nan)
         if isinstance(log_std := getattr(self.policy, "log_std", None), Tensor):
@@ -299,7 +299,7 @@ class Learner:
         return metrics
 
     def _check_skipped(self, flags: list[tuple[bool, bool]], limit: int) -> None:
-        """Count minibatches that were skipped in a row, over updates, up to a stop."""
+        """Count consecutive skipped minibatches, across updates; raise at the limit."""
         longest = 0
         for finite, go_on in flags:
             self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
@@ -309,8 +309,8 @@ class Learner:
         if longest >= limit:
             self.skipped_in_a_row = 0
             raise TrainingError(
-                f"{longest} minibatches in a row had a loss or gradient that is not finite; none was applied. The "
-                "weights are still those of the last good step: lower learning_rate, or look for extreme rewards"
+                f"{longest} minibatches in a row had a loss or gradient that is not finite; they were skipped, so the "
+                "weights are still those of the last good step. Lower learning_rate, or look for extreme rewards"
             )
 
     def _captured_settings(self) -> list[Any]:
@@ -326,5 +326,5 @@ class Learner:
         return torch.from_numpy(array).to(self.policy.device, non_blocking=True)
 
 
-def _smallest(values: list[Tensor]) -> Tensor:
+def _minimum(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.minimum(*values)

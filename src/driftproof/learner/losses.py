@@ -27,7 +27,7 @@ class Coefficients(NamedTuple):
 
 
 class PolicyLoss(NamedTuple):
-    """What the surrogate objective of PPO says, per sample ``[...]``."""
+    """Results of PPO's surrogate objective, per sample ``[...]``."""
 
     loss: Tensor
     clipped: Tensor
@@ -47,14 +47,14 @@ def policy_loss(log_ratio: Tensor, advantages: Tensor, clip_range: Number) -> Po
     """PPO's clipped surrogate (Schulman et al., 2017, arXiv 1707.06347).
 
     Args:
-        log_ratio: Log-probability of the action now, less that when it was taken.
-        advantages: How much better than expected the action was.
-        clip_range: The ratio of probabilities may leave 1 by this much before there is no more to gain; or per member.
+        log_ratio: Log-probability of the action now, minus that when it was sampled.
+        advantages: Advantages of the actions.
+        clip_range: Distance of the probability ratio from 1 at which it is clipped; or one per member.
     """
     clip_range = per_member(clip_range, log_ratio)
     ratio = log_ratio.exp()
-    # min(A * ratio, A * clipped ratio) bounds the ratio from above where A is positive, else from below. So written, it
-    # has half as many operations to differentiate.
+    # min(A * ratio, A * clipped ratio) bounds the ratio from above where A is positive, else from below. This form has
+    # half as many operations to differentiate.
     worse = advantages < 0
     low, high = torch.where(worse, 1 - clip_range, -torch.inf), torch.where(worse, torch.inf, 1 + clip_range)
     loss = ratio.clamp(low, high) * -advantages
@@ -69,15 +69,15 @@ def value_loss(
     clip_mode: ClipMode | None = None,
     clip_range: Number = 0.0,
 ) -> Tensor:
-    """One critic's loss per sample; with a clip mode the larger of the plain one and that of the clipped prediction.
+    """One critic's loss per sample; with a clip mode, the maximum of the unclipped and the clipped prediction's loss.
 
     Args:
         head: The critic's head.
-        prediction: What it says now.
+        prediction: The critic's prediction now.
         targets: Normalised returns.
-        old_prediction: What the same critic said during the rollout, for clipping.
-        clip_mode: What of the prediction is kept near the old one.
-        clip_range: How near, in standard deviations of returns; a number, or one per member.
+        old_prediction: The same critic's prediction during the rollout, for clipping.
+        clip_mode: Which part of the prediction is clipped to the old one.
+        clip_range: Largest distance from the old one, in standard deviations of returns; or one per member.
     """
     loss = head.loss(prediction, targets)
     if clip_mode is None or old_prediction is None:
@@ -96,18 +96,18 @@ def ppo_losses(
     kl_penalty: bool = False,
     members: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a minibatch, and numbers about it by name.
+    """The loss of a minibatch, and metrics by name.
 
     Args:
-        distribution: How the actions' parameters are read.
-        head: The value head; those of several critics differ in weights alone.
-        evaluation: What the networks say of the minibatch now, in float32.
-        batch: What was done, and what came of it.
+        distribution: Distribution of actions.
+        head: Value head of any critic: those of several critics differ in weights alone.
+        evaluation: The networks' outputs for the minibatch now, in float32.
+        batch: The minibatch.
         c: Coefficients, which may differ between members.
-        clip_mode: What of the critics' predictions is kept near those of the rollout.
+        clip_mode: Which part of the critics' predictions is clipped to those of the rollout.
         kl_penalty: Whether the loss contains the KL divergence from the distribution that actions were drawn from.
-        members: Everything leads with a member axis. All numbers are then ``[M]``, and so is the loss; its sum has the
-            gradient of each.
+        members: All tensors have a leading member axis. Loss and metrics are then ``[M]``; the gradient of the loss's
+            sum is that of each member.
     """
     parameters, valid = evaluation.parameters, batch.valid
     log_probs, entropies = distribution.log_prob_and_entropy(parameters, batch.actions)

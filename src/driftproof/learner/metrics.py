@@ -1,4 +1,4 @@
-"""Named numbers of optimizer steps, and what is logged of an update, as 0-dim tensors."""
+"""Metrics of optimizer steps and of an update, by name, as 0-dim tensors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _VANISHED = 1e-8
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """Numbers of one optimizer step, or of several, by name: ``steps["loss"]``.
+    """Metrics of one optimizer step, or of several, by name: ``steps["loss"]``.
 
     They share one tensor, so that a captured step copies them, and the host fetches them, at once.
 
     Attributes:
-        names: ``finite`` and ``go_on`` among them: 0 where a loss or gradient was not finite, and once the update was
-            stopped early. A step was taken if both are 1.
+        names: Names of the metrics. ``finite`` is 0 where a loss or gradient was not finite, ``go_on`` is 0 once the
+            update was stopped early. A step was taken if both are 1.
         values: ``[names]`` of one step, ``[steps, names]`` of several.
     """
 
@@ -57,7 +57,7 @@ def step_metrics(steps: StepMetrics) -> dict[str, Tensor]:
     """
     column = {name: steps[name] for name in steps.names}
     finite, go_on = column["finite"], column["go_on"]
-    # The minibatch that calls for the stop was still looked at.
+    # The minibatch that triggers the stop was still evaluated.
     reached = torch.cat((torch.ones_like(go_on[:1]), go_on[:-1]))
     counts = reached * finite
     mean = {name: _mean(values, counts) for name, values in column.items()}
@@ -71,7 +71,7 @@ def step_metrics(steps: StepMetrics) -> dict[str, Tensor]:
         "train/scaled_grad_norm": _mean(column["scaled_norm"], finite * go_on),
         "train/skipped_minibatches": (reached * (1 - finite)).sum(),
         "train/optimizer_steps": (finite * go_on).sum(),
-        # Not a number if there was none: the controller then leaves its coefficient alone.
+        # NaN if there was none: the controller then keeps its coefficient.
         "kl/exact": torch.where(counts.sum() > 0, mean["kl"].clamp_min(0), torch.nan),
         "kl/stopped": 1 - go_on[-1],
     }
@@ -101,16 +101,16 @@ def critic_metrics(
     metrics: Mapping[str, Tensor],
     scale: Tensor | float,
 ) -> dict[str, Tensor]:
-    """How the critics get on with each other, from what they said in the rollout and the update's means.
+    """Metrics that compare the critics, from their predictions in the rollout and the update's means.
 
-    ``critic/warning`` is 1 when a critic's gradient has vanished, or one's is over 100 times the other's.
+    ``critic/warning`` is 1 when a critic's gradient has vanished, or is over 100 times the other's.
 
     Args:
-        heads: Theirs.
-        values: What each expects, decoded ``[T, N]``.
+        heads: Value heads of the critics.
+        values: Values of each critic in units of rewards ``[T, N]``.
         targets: Normalised returns.
         valid: Which samples count.
-        metrics: Those of :func:`step_metrics`.
+        metrics: Metrics from :func:`step_metrics`.
         scale: Standard deviation of returns.
     """
     result: dict[str, Tensor] = {}
@@ -127,7 +127,7 @@ def critic_metrics(
         ratio = norms[0] / norms[1].clamp_min(_VANISHED)
         result["critic/grad_ratio"] = ratio
         warning = warning | (ratio < _RATIO_BOUNDS[0]) | (ratio > _RATIO_BOUNDS[1])
-    # An update without a single step says nothing of the critics.
+    # Without a single optimizer step there are no gradients to compare.
     result["critic/warning"] = (warning & (metrics["train/optimizer_steps"] > 0)).float()
     return result
 
@@ -138,16 +138,16 @@ def quantile_metrics(
     """How wide the critics' distributions are: three quantiles in units of rewards, means over critics and samples.
 
     Args:
-        heads: Theirs.
-        predictions: What each said in the rollout ``[T, N, outputs]``, in the present scale.
+        heads: Value heads of the critics.
+        predictions: Predictions of each critic in the rollout ``[T, N, outputs]``, in the present scale.
         valid: Which samples count ``[T, N]``.
-        scale: Of returns.
+        scale: Scale of returns.
     """
     quantiles = torch.stack([head.quantiles(p) for head, p in zip(heads, predictions, strict=True)]).mean(0)
     profile = torch.where(valid.unsqueeze(-1), quantiles, 0).sum((0, 1)) / valid.sum().clamp_min(1)
     result = {}
     for percent in (10, 50, 90):
-        # The first quantile is that of level 1 / (2 * count), the last one that of 1 minus as much.
+        # The first quantile has level 1 / (2 * count), the last one 1 - 1 / (2 * count).
         place = min(max(percent / 100 * len(profile) - 0.5, 0), len(profile) - 1)
         below, share = int(place), place % 1
         between = torch.lerp(profile[below], profile[min(below + 1, len(profile) - 1)], share)
@@ -168,12 +168,12 @@ def memory_metrics(state: PolicyState) -> dict[str, Tensor]:
 
 
 def _mean(values: Tensor, counts: Tensor) -> Tensor:
-    """Of the values that count, whatever the others are; 0 if none does."""
+    """Mean of the values that count; 0 if none does."""
     return torch.where(counts > 0, values, 0).sum() / counts.sum().clamp_min(1)
 
 
 def _correlation(first: Tensor, second: Tensor, valid: Tensor, count: Tensor) -> Tensor:
-    """Of two critics' values; 0 where one of them says the same of everything."""
+    """Correlation of two critics' values; 0 where one of them is constant."""
     a = torch.where(valid, first - first.sum() / count, 0)
     b = torch.where(valid, second - second.sum() / count, 0)
     spread = a.norm() * b.norm()

@@ -1,4 +1,4 @@
-"""What the learner asks of the networks that it trains. :class:`driftproof.nn.policies.DistributionalPolicy` has it."""
+"""Interface of the networks that a learner trains; :class:`driftproof.nn.policies.DistributionalPolicy` has it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Distribution(Protocol):
         """Random actions ``[..., *action_shape]``."""
 
     def to_env(self, actions: Tensor) -> Tensor:
-        """What the environment gets for actions."""
+        """Actions as the environment takes them, such as clipped to their bounds."""
 
     def log_prob(self, parameters: Tensor, actions: Tensor) -> Tensor:
         """Log-probability of actions ``[...]``."""
@@ -33,7 +33,7 @@ class Distribution(Protocol):
         """Entropy ``[...]``."""
 
     def log_prob_and_entropy(self, parameters: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both at once."""
+        """Log-probability and entropy in one pass."""
 
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         """The exact KL(old‖new) ``[...]``."""
@@ -60,26 +60,26 @@ class Policy(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
 
     @property
     def observation_space(self) -> Any:
-        """Has ``shape`` and ``dtype``, or in ``spaces`` several by name."""
+        """Observation space: has ``shape`` and ``dtype``, or a mapping ``spaces`` of such spaces."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """What the optimizer changes."""
+        """Trainable parameters."""
 
     def modules(self) -> Iterator[nn.Module]:
-        """All layers."""
+        """All modules."""
 
     def train(self, mode: bool = True) -> Any:
-        """Switch layers such as dropout between learning and acting."""
+        """Switch layers such as dropout between training and evaluation."""
 
     def initial_state(self, batch: int) -> PolicyState:
         """The recurrent state at the start of ``batch`` episodes."""
 
     def stepper(self) -> RolloutStep:
-        """One step of acting, for weights that do not change while it is used."""
+        """Function for one step of acting; weights must not change while it is used."""
 
     def rollout_noise(self, steps: int, envs: int, sde_sample_freq: int = -1) -> RolloutNoise:
         """Noise for ``distribution.sample`` at every step of a rollout."""
@@ -90,4 +90,4 @@ class Policy(Protocol):
     def evaluate(
         self, observation: Observation, state: PolicyState, segments: Segments | None = None, keep: Tensor | None = None
     ) -> Evaluation:
-        """Whole sequences of observations ``[T, B, ...]`` from the state before them."""
+        """Evaluate sequences of observations ``[T, B, ...]`` from their initial recurrent state."""

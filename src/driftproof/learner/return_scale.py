@@ -15,11 +15,11 @@ from driftproof.state.schema import check, flag, scalars, table
 
 _LEAST_SPREAD = 1e-6
 _LARGEST_MEAN = 1e18
-"""Whose square float32 still holds."""
+"""Largest return whose square fits into float32."""
 
 
 class ReturnScale:
-    """Exponential running mean and standard deviation of returns, and the snapshot that decodes values.
+    """Exponential moving mean and standard deviation of returns, and the snapshot that decodes values.
 
     The statistics move with every rollout; the snapshot moves only in :meth:`refresh`, so that all values of a rollout
     and of the update over it are in one scale. Order of use::
@@ -38,10 +38,10 @@ class ReturnScale:
     Nothing waits for the device but :meth:`load_state_dict`.
 
     Args:
-        decay: Memory, about ``1 / (1 - decay)`` updates. Closer to 1: a steadier scale that is later to follow a
-            change; typically 0.9 to 0.99.
-        device: Where the statistics live.
-        members: How many agents it serves, of returns ``[M, ...]``; ``None``: one, whose numbers are 0-dim.
+        decay: Decay per update; the average spans about ``1 / (1 - decay)`` updates. Closer to 1: a steadier scale that
+            follows changes more slowly; typically 0.9 to 0.99.
+        device: Device of the statistics.
+        members: Number of agents, with returns ``[M, ...]``; ``None``: one, with 0-dim numbers.
     """
 
     initialised: bool
@@ -70,12 +70,12 @@ class ReturnScale:
 
     @property
     def snapshot(self) -> Scale:
-        """What values are decoded with; a copy."""
+        """Scale that values are decoded with; a copy."""
         return Scale(self._snapshot_mean.clone(), self._snapshot_std.clone())
 
     @torch.no_grad()
     def start_from(self, scale: Scale) -> None:
-        """Begin with value heads that predict returns in this scale already; statistics come with the first rollout."""
+        """Start with value heads that already predict returns in this scale; the first rollout sets the statistics."""
         check_numbers("std", scale.std, above=0)
         check_numbers("mean", scale.mean)
         assign(self._snapshot_mean, scale.mean)
@@ -84,10 +84,10 @@ class ReturnScale:
 
     @torch.no_grad()
     def observe(self, returns: Tensor, valid: Tensor | None = None) -> None:
-        """Fold the returns of one rollout into the statistics, each rollout with the same weight.
+        """Update the statistics with the returns of one rollout; each rollout has the same weight.
 
         Args:
-            returns: Of any shape, decoded; of several members ``[M, ...]``.
+            returns: Returns in units of rewards, of any shape; of several members ``[M, ...]``.
             valid: Which of them count, bool of the same shape; ``None``: all. If none does, nothing changes,
                 nor if their squares are beyond float32.
         """
@@ -99,7 +99,7 @@ class ReturnScale:
         counts = valid.reshape(shape).any(-1).float()
         weight = counts * torch.where(self._updates > 0, 1 - self.decay, 1)
         difference = mean.squeeze(-1) - self._mean
-        # The same as averaging returns and their squares, without the difference of two large numbers.
+        # Equal to averaging returns and their squares, without subtracting two large numbers.
         spread = self._variance + weight * difference.square()
         new_variance = spread.lerp(variance.squeeze(-1), weight)
         new_mean = self._mean + weight * difference
@@ -126,7 +126,7 @@ class ReturnScale:
         return (returns - per_member(self._snapshot_mean, returns)) / per_member(self._snapshot_std, returns)
 
     def decode(self, normalised: Tensor) -> Tensor:
-        """Returns from what :meth:`normalize` made of them."""
+        """Returns in units of rewards; the inverse of :meth:`normalize`."""
         return per_member(self._snapshot_mean, normalised) + per_member(self._snapshot_std, normalised) * normalised
 
     def metrics(self) -> dict[str, Tensor]:
@@ -155,7 +155,7 @@ class ReturnScale:
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue as the saved scale would have. Waits for the device that the state is on.
+        """Restore statistics and snapshot. Waits for the device that the state is on.
 
         Raises:
             CheckpointError: The state does not fit; nothing has changed.
@@ -167,8 +167,8 @@ class ReturnScale:
             load_numbers(tensor, state_dict[name])
 
     def _std(self) -> Tensor:
-        # A smaller spread is rounding of equal returns, or what a critic still imagines where nothing is paid: divided
-        # by it, the first real reward would be enormous. Returns of rewards as small as a market's are well above.
+        # A smaller spread is rounding of equal returns, or a critic's noise where all rewards are 0: divided by it, the
+        # first real reward would be enormous. Returns of rewards as small as a market's are well above.
         flat = self._variance <= _LEAST_SPREAD**2 * (1 + self._mean.square())
         return torch.where(flat, 1, self._variance.sqrt())
 
@@ -183,8 +183,8 @@ class ReturnScale:
 
 
 class UnitScale(ReturnScale):
-    """Of critics that predict returns in units of rewards: mean 0 and standard deviation 1, whatever is observed."""
+    """Fixed scale, mean 0 and standard deviation 1, of critics that predict returns in units of rewards."""
 
     def observe(self, returns: Tensor, valid: Tensor | None = None) -> None:
-        """Nothing is learned of the returns."""
+        """Ignore the returns."""
         self.initialised = self.has_statistics = True

@@ -1,4 +1,4 @@
-"""What an agent saw and did in ``n_steps`` steps of its environments, in tensors on its device."""
+"""Rollout storage: ``n_steps`` steps of experience in tensors on the agent's device."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from driftproof.nn.segments import Segments
 from driftproof.nn.types import Observation, PolicyState, map_observation
 
 _GATHERED_BYTES = 1 << 22
-"""Memory for observations of minibatches that are gathered together."""
+"""Largest memory of the observations of minibatches that are gathered at once."""
 
 HostObservation: TypeAlias = "npt.NDArray[Any] | dict[str, npt.NDArray[Any]]"
 
 
 class RolloutError(RuntimeError):
-    """Something that an environment did makes its experience useless."""
+    """An environment returned values that cannot be trained on."""
 
 
 _FAILURE = "driftproof_environment_failure"
@@ -43,15 +43,15 @@ class Minibatch(NamedTuple):
     """Chunks of sequences ``[K, B, ...]``, and how to run a recurrent policy over them.
 
     Attributes:
-        observations: What was seen.
-        actions: What was done, before it was clipped or squashed for the environment.
-        parameters: Of the distribution that the actions were drawn from.
-        log_probs: Of the actions, then.
-        advantages: Normalised.
+        observations: Observations.
+        actions: Actions before they were clipped or squashed for the environment.
+        parameters: Parameters of the distribution that the actions were drawn from.
+        log_probs: Log-probabilities of the actions when they were drawn.
+        advantages: Normalised advantages.
         targets: Normalised returns.
-        predictions: What each critic said then; empty if nobody needs it.
-        valid: 0 where a step is none, as a vector environment's reset; ``None``: all are.
-        state: What was remembered before the first step.
+        predictions: Each critic's predictions during the rollout; empty if not needed.
+        valid: 0 where a step is not a transition, as a vector environment's reset; ``None``: all are.
+        state: Recurrent state before the first step.
         segments: Where episodes start.
         keep: The same as a mask ``[K, B]``, for static shapes; ``None``: use ``segments``.
         attacked_segments: Where episodes start in the first sequences, which an adversary attacks.
@@ -71,7 +71,7 @@ class Minibatch(NamedTuple):
     attacked_segments: Segments | None = None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Minibatch:
-        """Every tensor through a function; segments do not take part."""
+        """Apply a function to every tensor, except segments."""
         return Minibatch(
             map_observation(self.observations, function),
             function(self.actions),
@@ -89,16 +89,17 @@ class Minibatch(NamedTuple):
 
 
 class Rollout:
-    """Room for ``steps`` steps of ``envs`` environments; a rollout overwrites the one before.
+    """Storage for ``steps`` steps of ``envs`` environments; each rollout overwrites the previous one.
 
-    What is remembered is kept at the start of every chunk of ``chunk`` steps only, as it was before the step, and
-    forgotten where an episode starts there.
+    The recurrent state is stored only at the start of every chunk of ``chunk`` steps: the state before the step, reset
+    where an episode starts there.
 
     Args:
-        policy: Acts in it.
-        steps: T.
-        envs: N.
-        chunk: K, steps that stay together in a minibatch. Where it does not divide T, the last chunk is padded.
+        policy: Policy that acts in it.
+        steps: Number of steps T.
+        envs: Number of environments N.
+        chunk: Number of consecutive steps K that stay together in a minibatch. Where it does not divide T,
+            the last chunk is padded.
     """
 
     def __init__(self, policy: Policy, steps: int, envs: int, chunk: int) -> None:
@@ -106,17 +107,17 @@ class Rollout:
         self.device = device = policy.device
         shape = (steps, envs)
         distribution = policy.distribution
-        self.observations = _room(policy.observation_space, shape, device)
+        self.observations = _storage(policy.observation_space, shape, device)
         self.actions = torch.zeros(*shape, *distribution.action_shape, dtype=distribution.action_dtype, device=device)
         self.parameters = torch.zeros(*shape, distribution.size, device=device)
         self.predictions = tuple(torch.zeros(*shape, head.outputs, device=device) for head in policy.heads)
         self.bootstraps = tuple(torch.zeros(*shape, head.outputs, device=device) for head in policy.heads)
         self.last_predictions = tuple(torch.zeros(envs, head.outputs, device=device) for head in policy.heads)
         initial = policy.initial_state(envs)
-        self.states = PolicyState(*(self._state_room(parts) for parts in initial))
+        self.states = PolicyState(*(self._state_storage(parts) for parts in initial))
         self.last_state = initial
         """Recurrent state after the last step."""
-        # What comes from the environments stays on their side until the rollout ends.
+        # Rewards and flags stay on the host until the rollout ends.
         self.rewards = np.zeros(shape, dtype=np.float32)
         self.starts = np.zeros(shape, dtype=bool)
         self.dones = np.zeros(shape, dtype=bool)
@@ -128,15 +129,15 @@ class Rollout:
         """Steps, environments, and steps of a chunk."""
         return self.steps, self.envs, self.chunk
 
-    def _state_room(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _state_storage(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """``[chunks, layers, N, units]`` for each part."""
         return tuple(part.new_zeros(-(-self.steps // self.chunk), *part.shape) for part in parts)
 
     def store_state(self, step: int, state: PolicyState) -> None:
-        """Keep the state before a step, if a chunk starts there."""
+        """Store the recurrent state before a step, if a chunk starts there."""
         if step % self.chunk == 0:
-            for room, parts in zip(self.states, state, strict=True):
-                for target, part in zip(room, parts, strict=True):
+            for stored, parts in zip(self.states, state, strict=True):
+                for target, part in zip(stored, parts, strict=True):
                     target[step // self.chunk].copy_(part)
 
     def minibatches(
@@ -153,15 +154,15 @@ class Rollout:
         """Minibatches of whole chunks ``[K, B]``, one pass for every order.
 
         Args:
-            log_probs: Of the actions ``[T, N]``.
-            advantages: ``[T, N]``.
-            targets: ``[T, N]``.
-            chunks_per_batch: B.
+            log_probs: Log-probabilities of the actions ``[T, N]``.
+            advantages: Advantages ``[T, N]``.
+            targets: Normalised returns ``[T, N]``.
+            chunks_per_batch: Chunks per minibatch B.
             orders: Permutations of the ``⌈T / K⌉ * N`` chunks, on the CPU.
-            with_predictions: Whether clipping needs what the critics said.
+            with_predictions: Include the critics' predictions, for value clipping.
             static_shapes: Give a mask of episode starts instead of segments, and fill the last minibatch up with
                 chunks that do not count.
-            attacked: From the number of a minibatch's chunks to how many of them an adversary attacks.
+            attacked: Maps the number of a minibatch's chunks to how many of them an adversary attacks.
         """
         padding = -self.steps % self.chunk
 
@@ -193,7 +194,7 @@ class Rollout:
             keep,
         )
         cuts_segments = bool(self.states.actor + self.states.critic) and not static_shapes
-        # Without memory, samples of several minibatches are gathered at once, and each minibatch is a view of them.
+        # Without recurrence, samples of several minibatches are gathered at once, and each minibatch is a view of them.
         at_once = self._batches_at_once(chunks_per_batch) if self.chunk == 1 and not static_shapes else 1
         for block in (block for order in orders for block in torch.split(order, chunks_per_batch * at_once)):
             missing = -len(block) % chunks_per_batch if static_shapes else 0
@@ -218,7 +219,7 @@ class Rollout:
                 yield batch
 
     def _batches_at_once(self, samples: int) -> int:
-        """How many minibatches of so many samples are not too much memory."""
+        """How many minibatches of ``samples`` samples fit into the memory for gathering."""
         parts = self.observations.values() if isinstance(self.observations, dict) else [self.observations]
         sample = sum(part.nbytes for part in parts) // (self.steps * self.envs)
         return max(1, _GATHERED_BYTES // max(1, sample * samples))
@@ -231,7 +232,7 @@ def check_observation(observation: HostObservation, step: int) -> None:
     """Refuse observations that are not finite.
 
     Raises:
-        RolloutError: Names the environment.
+        RolloutError: One is not finite; names the environment.
     """
     for key, part in observation.items() if isinstance(observation, dict) else [("", observation)]:
         if part.dtype.kind == "f" and not np.isfinite(part.sum()):
@@ -242,7 +243,7 @@ def check_rewards(rewards: npt.NDArray[Any], step: int) -> None:
     """Refuse rewards that are not finite.
 
     Raises:
-        RolloutError: Names the environment.
+        RolloutError: One is not finite; names the environment.
     """
     if not np.isfinite(rewards.sum()):
         _refuse(rewards, "reward", step)
@@ -255,20 +256,20 @@ def _refuse(values: npt.NDArray[Any], what: str, step: int) -> None:
     env, place = (int(i) for i in np.argwhere(bad)[0])
     value = values.reshape(len(values), -1)[env, place]
     raise RolloutError(
-        f"environment {env} gave the {what} {value} at step {step} of the rollout"
+        f"environment {env} returned the {what} {value} at step {step} of the rollout"
         + (f" (element {place})" if values.ndim > 1 else "")
-        + "; the agent has learned nothing from this rollout. Make the environment return finite numbers"
+        + "; this rollout was not trained on. Make the environment return finite numbers"
     )
 
 
-def _room(space: Any, shape: tuple[int, int], device: torch.device) -> Observation:
+def _storage(space: Any, shape: tuple[int, int], device: torch.device) -> Observation:
     """Zeros for observations of a space of Gymnasium, or of anything that has ``shape`` and ``dtype``."""
     if isinstance(parts := getattr(space, "spaces", None), Mapping):
-        return {key: _tensor_room(part, shape, device) for key, part in parts.items()}
-    return _tensor_room(space, shape, device)
+        return {key: _tensor_storage(part, shape, device) for key, part in parts.items()}
+    return _tensor_storage(space, shape, device)
 
 
-def _tensor_room(space: Any, shape: tuple[int, int], device: torch.device) -> Tensor:
+def _tensor_storage(space: Any, shape: tuple[int, int], device: torch.device) -> Tensor:
     dtype = torch.from_numpy(np.zeros(1, dtype=space.dtype)).dtype
     if dtype == torch.float64:
         dtype = torch.float32

@@ -1,4 +1,4 @@
-"""One optimizer step on a minibatch: losses, gradients, their scaling, the step, and what is to be known about it."""
+"""One optimizer step on a minibatch: losses, gradients, their scaling, the step, and its metrics."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class OptimizerStep:
     Args:
         policy: The networks.
         optimizer: Optimizer of the policy's parameters.
-        vgs: Scales gradients, or steps.
-        stop: Watches the KL divergence.
-        clip_mode: How predictions of returns are clipped.
+        vgs: Variance gradient scaler.
+        stop: Stops the update early if the KL divergence is too large.
+        clip_mode: How predictions of returns are clipped; ``None``: not at all.
         kl_penalty: Whether the loss contains the KL divergence from the distribution that actions were drawn from.
-        autocast: A context for the networks' arithmetic.
-        adversary: Adds to the loss what it makes of worse observations.
-        masked: Mask steps on every device, the CPU too.
+        autocast: Returns the autocast context of the networks.
+        adversary: Attacks observations and adds a term to the loss.
+        masked: Mask steps on every device, including the CPU.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class OptimizerStep:
         self.clip_mode, self.kl_penalty, self.autocast = clip_mode, kl_penalty, autocast
         self.adversary = adversary
         self.masked = masked or policy.device.type != "cpu"
-        # What batch normalisation and the like change in the forward pass already.
+        # Running statistics, which batch normalisation changes in the forward pass.
         normalisers = (m for m in policy.modules() if isinstance(m, nn.modules.batchnorm._NormBase))
         self._statistics = [buffer for module in normalisers for buffer in module.buffers(recurse=False)]
         self._has_stepped = False
@@ -71,11 +71,11 @@ class OptimizerStep:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the optimizer has all the state that it needs."""
+        """Whether the optimizer's state has been created."""
         return self._has_stepped or bool(self.optimizer.state)
 
     def __call__(self, batch: Minibatch, c: Coefficients) -> StepMetrics:
-        """Take the step, unless the loss or a gradient is not finite or the update was stopped; what it measured."""
+        """Take the step, unless the loss or a gradient is not finite or the update was stopped; returns its metrics."""
         statistics = [(tensor, tensor.clone()) for tensor in self._statistics]
         loss, metrics = self.losses(batch, c)
         go_on = self.stop.observe(metrics["approx_kl"])
@@ -90,7 +90,7 @@ class OptimizerStep:
         return StepMetrics.of(metrics)
 
     def losses(self, batch: Minibatch, c: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and numbers about it by name."""
+        """The loss, and metrics by name."""
         with self.autocast():
             parameters, predictions = self.policy.evaluate(batch.observations, batch.state, batch.segments, batch.keep)
         parameters, predictions = parameters.float(), tuple(p.float() for p in predictions)
@@ -100,15 +100,15 @@ class OptimizerStep:
         )
         if self.adversary is not None:
             with self.autocast():
-                robust_term, told = self.adversary.loss(batch, evaluation, c.vf_coef)
+                robust_term, robust_metrics = self.adversary.loss(batch, evaluation, c.vf_coef)
             loss = loss + robust_term
-            metrics |= {f"adversarial/{name}": number for name, number in told.items()}
+            metrics |= {f"adversarial/{name}": number for name, number in robust_metrics.items()}
         metrics["loss"] = loss
         return loss, metrics
 
     @torch.no_grad()
     def _finish(self, loss: Tensor, go_on: Tensor, c: Coefficients) -> dict[str, Tensor]:
-        """Take the step where it is to be taken; norms of gradients, and whether it was."""
+        """Take the step unless it is skipped; returns gradient norms and the flags ``finite`` and ``go_on``."""
         grads = self._gradients()
         *critic_norms, grad_norm = self._gradient_norms(grads).unbind()
         finite = torch.isfinite(loss) & torch.isfinite(grad_norm)
@@ -128,7 +128,7 @@ class OptimizerStep:
         }
 
     def _take(self, grads: list[Any], grad_norm: Tensor, c: Coefficients, proceed: Tensor | None = None) -> Tensor:
-        """Scale, clip, step, all of it masked if there is a flag; the norm after scaling."""
+        """Scale, clip and step, masked where ``proceed`` is given; returns the gradient norm after scaling."""
         scale: float | Tensor = 1.0
         if self.vgs is not None:
             # If the scaler follows all parameters, one pass over their gradients scales and clips them.
@@ -145,8 +145,8 @@ class OptimizerStep:
         return grad_norm
 
     def _gradients(self) -> list[Any]:
-        """The gradients; on a CPU, as rows in which one operation reaches those of all parameters of a critic."""
-        # Not from the policy: walking through its modules would take longer than the norms.
+        """The gradients; on a CPU flattened into rows, so that one operation covers all parameters of a critic."""
+        # From the optimizer: walking through the policy's modules would take longer than the norms.
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
         present: list[Tensor] = [p for p in params if p.grad is not None]
         if list(map(id, present)) != self._present:
@@ -161,9 +161,9 @@ class OptimizerStep:
         return self._rows
 
     def _arrange(self, present: Sequence[Tensor]) -> None:
-        """Make room for gradients in rows, if they can be, and find out which of them belong to which critics."""
-        ids = [{id(p) for p in critic.parameters()} for critic in self.policy.critics]
-        owners = [tuple(id(p) in theirs for theirs in ids) for p in present]
+        """Allocate rows for gradients, if these can be flattened, and map rows or gradients to critics."""
+        critic_ids = [{id(p) for p in critic.parameters()} for critic in self.policy.critics]
+        owners = [tuple(id(p) in ids for ids in critic_ids) for p in present]
         self._rows, self._views = [], []
         if all(p.is_cpu and p.dtype is torch.float32 for p in present):
             stretches = [list(group) for _, group in itertools.groupby(range(len(present)), owners.__getitem__)]

@@ -68,7 +68,7 @@ def _checked(
         raise ValueError(_why_not(item.name, hyperparams))
     if item.name in hyperparams.unused:
         raise ValueError(
-            f"{item.name!r} cannot be searched, for it would have no effect: it is for {hyperparams.unused[item.name]}"
+            f"{item.name!r} cannot be searched, for it would have no effect: it needs {hyperparams.unused[item.name]}"
         )
     if item.values is None:
         # The registry keeps counts as int and everything else as float.

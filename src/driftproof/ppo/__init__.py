@@ -1,4 +1,4 @@
-"""Proximal policy optimisation with memory and distributional critics."""
+"""Recurrent proximal policy optimisation with distributional critics."""
 
 from driftproof.learner.hyperparams import Hyperparameters
 from driftproof.learner.learner import TrainingError

@@ -1,4 +1,4 @@
-"""DistributionalPPO: PPO with a memory, and critics that predict distributions, for worlds that change."""
+"""DistributionalPPO: recurrent PPO with distributional critics, for environments that drift."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ _ATTRIBUTES = {
     "kl_penalty": "kl_penalty_kwargs",
     "stats_window_size": "_stats_window_size",
 }
-"""Where arguments are kept, if not under their names."""
+"""Attributes that hold arguments under another name."""
 _NOT_STORED = {"env", "device", "_init_setup_model"}
-"""Arguments that are no settings of the agent: they belong to the process that it is in."""
+"""Arguments that files do not hold: they belong to the process."""
 _STORED = [
     name
     for name in settings_of(AgentSettings)
@@ -56,7 +56,7 @@ _STORED = [
 ]
 
 if TYPE_CHECKING:
-    # Type checkers know the agent's attributes by the definition of its arguments.
+    # Tells type checkers the agent's attributes, by the definition of its arguments.
     class _Attributes(AgentSettings):
         policy: Any
         kl_stop: Any
@@ -85,7 +85,7 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = dict(NAMED_POLICIES)
 
     _own_settings: ClassVar[tuple[str, ...]] = ()
-    """Constructor arguments of a subclass that are not the agent's."""
+    """Constructor arguments that a subclass adds."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -126,16 +126,16 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
         if given._init_setup_model:
             if self.env is None:
                 raise ValueError(
-                    "the networks need the spaces of an environment: give env, or _init_setup_model=False and later "
-                    "set_env(env) and _setup_model()"
+                    "the networks need the spaces of an environment: pass env, or _init_setup_model=False and call "
+                    "set_env(env) and _setup_model() later"
                 )
             self._setup_model()
-            told = truncation(self.n_steps, self.n_envs, self.batch_size, self.batches)
-            if told is not None and given.batch_size is not None:
-                warnings.warn(told, stacklevel=3)
+            warning = truncation(self.n_steps, self.n_envs, self.batch_size, self.batches)
+            if warning is not None and given.batch_size is not None:
+                warnings.warn(warning, stacklevel=3)
 
     def _setup_model(self) -> None:
-        """Build networks, optimizer and controllers, once the spaces are known. Called again, nothing happens."""
+        """Build networks, optimizer and controllers, once the spaces are known. Further calls do nothing."""
         if self._is_built:
             return
         check_device(self)
@@ -146,7 +146,7 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
         self.policy.to(self.device)
         check_heads(self)
         self.learner = self._make_learner()
-        # Stable-Baselines3 looks for them there.
+        # The name under which Stable-Baselines3 stores it.
         self.policy.optimizer, self.policy.value_scale = self.learner.optimizer, self.learner.return_scale
         add_parts(self)
         self.counters.learner = self.learner
@@ -175,7 +175,7 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
         optimizer = make_optimizer(
             policy.optimizer_class,
             policy.parameters(),
-            1.0,  # The hyper-parameters set it.
+            1.0,  # Replaced by the hyper-parameters.
             policy.optimizer_kwargs,
             capturable=self.device.type == "cuda",
         )
@@ -229,9 +229,9 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
         state: tuple[npt.NDArray[Any], ...] | None = None,
         episode_start: npt.NDArray[Any] | None = None,
     ) -> tuple[npt.NDArray[Any], tuple[npt.NDArray[Any], ...] | None]:
-        """What the critics expect: quantiles of λ-returns, in units of rewards.
+        """Quantiles of the λ-returns that the critics predict, in units of rewards.
 
-        The arguments are those of :meth:`predict`, but the state is the critics' own.
+        Takes the arguments of :meth:`predict`; the state is the critics' recurrent state.
 
         Returns:
             Quantiles ``[critics, B, quantiles]`` in order, at the levels ``(i + 1/2) / quantiles``, and the state for
@@ -246,7 +246,7 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
         return {*_STORED, *cls._own_settings}
 
     def settings(self) -> dict[str, Any]:
-        """Arguments that make an agent like this one, but for its environment and its device."""
+        """Constructor arguments of this agent, without environment and device."""
         owned = self.hyperparams
         result: dict[str, Any] = {}
         for name in (*_STORED, *self._own_settings):
@@ -257,8 +257,8 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
                 result[name] = getattr(self, attribute)
             else:
                 raise TypeError(
-                    f"{type(self).__name__} has no attribute {name!r} with what its argument was: set it, or "
-                    "override settings()"
+                    f"{type(self).__name__} has no attribute {name!r}: store the constructor argument under its "
+                    "name, or override settings()"
                 )
         named = self.policy_aliases.get(self.policy_class.__name__) is self.policy_class
         written = getattr(self.policy_class, "written", self.policy_class)

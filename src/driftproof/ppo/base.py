@@ -1,4 +1,4 @@
-"""The shell around learner and worker: Stable-Baselines3's base class, with its environments, callbacks and logger."""
+"""Base class of agents: Stable-Baselines3's environments, callbacks and logger around learner and worker."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _said: set[str] = set()
 
 
 class Forwarded:
-    """An attribute that Stable-Baselines3 keeps on the agent, and that a part of the agent owns."""
+    """An attribute of Stable-Baselines3's agents that is stored on a part of ours."""
 
     def __init__(self, part: str, name: str) -> None:
         self.part, self.name = part, name
@@ -60,7 +60,7 @@ class Forwarded:
 
 
 class AgentBase(BaseAlgorithm):
-    """Trains a :class:`Learner` with what a :class:`Worker` collects, in the ways of Stable-Baselines3."""
+    """Trains a :class:`Learner` on rollouts of a :class:`Worker`, with the interface of Stable-Baselines3."""
 
     policy: DistributionalPolicy
     learner: Learner
@@ -75,9 +75,9 @@ class AgentBase(BaseAlgorithm):
     sequence_length: int | None
     cuda_graph: bool
     pause_at: int | None = None
-    """Training returns after the update that reaches this step, its plan kept; :meth:`resume` goes on with it."""
+    """Training returns after the update that reaches this step; :meth:`resume` continues to the planned total."""
     _is_built = False
-    """Whether there are networks."""
+    """Whether the networks were built."""
     _rollout: Rollout | None = None
 
     if not TYPE_CHECKING:  # The base class declares their types.
@@ -104,7 +104,7 @@ class AgentBase(BaseAlgorithm):
 
     @property
     def vgs(self) -> VarianceGradientScaler | None:
-        """Scales gradients, or steps."""
+        """Variance gradient scaler."""
         return self.learner.vgs
 
     @property
@@ -119,17 +119,17 @@ class AgentBase(BaseAlgorithm):
 
     @property
     def kl_stop(self) -> KLStop:
-        """Ends updates early."""
+        """Stops updates early if the KL divergence is too large."""
         return self.learner.kl_stop
 
     @property
     def kl_penalty(self) -> KLPenalty | None:
-        """Controls the weight of the KL divergence in the loss."""
+        """Controller of the KL penalty's coefficient."""
         return self.learner.kl_penalty
 
     @property
     def adversary(self) -> Adversary | None:
-        """Attacks observations while the agent learns."""
+        """Adversary that attacks observations during training."""
         return self.learner.adversary
 
     @property
@@ -146,19 +146,19 @@ class AgentBase(BaseAlgorithm):
         """How a rollout is cut into sequences and minibatches."""
         if not self.policy.is_recurrent and self.sequence_length not in (None, 1):
             raise ValueError(
-                f"sequence_length={self.sequence_length} is for recurrent policies; "
-                f"{type(self.policy).__name__} is none"
+                f"sequence_length={self.sequence_length} needs a recurrent policy; "
+                f"{type(self.policy).__name__} is not recurrent"
             )
         return cut(self.n_steps, self.n_envs, self.batch_size, self.sequence_length, self.policy.is_recurrent)
 
     @property
     def optimizer_steps_per_update(self) -> int:
-        """Minibatches of all epochs of an update."""
+        """Number of minibatches in all epochs of an update."""
         return int(self.hyperparams["n_epochs"]) * self.batches.per_epoch
 
     @property
     def lr_schedule(self) -> Schedule:
-        """The learning rate as a function of the remaining progress; another one may be set."""
+        """The learning rate as a function of the remaining progress; can be set."""
         return partial(self.hyperparams.at, "learning_rate")
 
     @lr_schedule.setter
@@ -173,27 +173,27 @@ class AgentBase(BaseAlgorithm):
         wrapped = BaseAlgorithm._wrap_env(env, verbose, monitor_wrapper)
         normalizer = unwrap_vec_normalize(wrapped)
         if normalizer is not None and normalizer.norm_reward:
-            _say_once(
+            _warn_once(
                 "VecNormalize scales rewards, which is not needed here: the agent keeps a running scale of returns and "
                 "follows that of the wrapper; norm_reward=False shows values in units of rewards"
             )
         return wrapped
 
     def wrapped(self, env: GymEnv | str, verbose: int = 0) -> VecEnv:
-        """An environment as the agent needs it: a VecEnv that normalises observations if the agent's are normalised.
+        """Wrap an environment in a VecEnv, and in ``VecNormalize`` if the agent's observations are normalised.
 
         Args:
             env: The environment, or its id.
-            verbose: 1: say what it is wrapped in.
+            verbose: 1: print the wrappers.
         """
         return self.normalizer.wrapped(self._wrap_env(gymnasium.make(env) if isinstance(env, str) else env, verbose))
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        """Train in another environment from now on.
+        """Replace the environment.
 
         Args:
-            env: The environment, with the same spaces as before, and as many of them, if there was one.
-            force_reset: Begin with new episodes; ``False``: it is where the last one was.
+            env: Environment with the same spaces, and the same number of environments, as the previous one.
+            force_reset: Start new episodes; ``False``: continue with the last observations.
         """
         env = self.wrapped(env, self.verbose)
         if hasattr(self, "observation_space"):
@@ -202,19 +202,19 @@ class AgentBase(BaseAlgorithm):
             self.observation_space, self.action_space = env.observation_space, env.action_space
         if self.env is not None and env.num_envs != self.n_envs:
             raise ArgumentError(
-                f"set_env() got {env.num_envs} environments for an agent with {self.n_envs}: rollouts and minibatches "
-                "would have another size; save the agent and use load(path, env), which takes any number"
+                f"set_env() got {env.num_envs} environments for an agent with {self.n_envs}, which would change the "
+                "rollout size; save the agent and use load(path, env), which takes any number"
             )
         self.normalizer.attach(env)
         self.worker.reset_seed = None
-        # Files may come from another number of environments: recurrent states and the room for rollouts belong to it.
+        # A loaded file may be of another number of environments, on which recurrent states and rollouts depend.
         force_reset = force_reset or getattr(self, "n_envs", None) != env.num_envs
         self.n_envs = env.num_envs
         super().set_env(env, force_reset)
         self._rollout = None
 
     def _maybe_recommend_cpu(self) -> None:
-        """Warn of small networks without recurrence on a GPU, by Stable-Baselines3's name."""
+        """Warn of small feed-forward networks on a GPU; overrides Stable-Baselines3's method."""
         if self.device.type == "cuda" and self.policy_class.__name__ == "MlpPolicy" and not self.cuda_graph:
             warnings.warn(
                 "You are trying to run PPO on the GPU with MlpPolicy, whose small kernels are usually faster on the "
@@ -223,7 +223,7 @@ class AgentBase(BaseAlgorithm):
             )
 
     def reset_lstm_states_to_initial(self) -> None:
-        """Forget the recurrent state of the running episodes, as if they began with the next step."""
+        """Reset the recurrent state of the running episodes."""
         self.worker.reset_state()
 
     def learn(
@@ -235,15 +235,15 @@ class AgentBase(BaseAlgorithm):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> Self:
-        """Train for at least this many steps of environments, in whole rollouts.
+        """Train for at least this many environment steps, in whole rollouts.
 
         Args:
-            total_timesteps: Steps, all environments together.
+            total_timesteps: Steps, summed over all environments.
             callback: Called at every step.
-            log_interval: Updates between log entries; ``None``: none, callbacks may write them.
+            log_interval: Updates between log entries; ``None``: never, callbacks may write them.
             tb_log_name: Name of the run.
-            reset_num_timesteps: Count from zero, and reset environments; otherwise go on.
-            progress_bar: Show one.
+            reset_num_timesteps: Count steps from zero and reset environments; ``False``: continue.
+            progress_bar: Show a progress bar.
         """
         if self.env is None:
             raise ValueError("there is no environment to learn from: call set_env(env) first")
@@ -279,9 +279,9 @@ class AgentBase(BaseAlgorithm):
         tb_log_name: str = "DistributionalPPO",
         progress_bar: bool = False,
     ) -> Self:
-        """Train on to the total that the last :meth:`learn` planned, here or before the agent was saved.
+        """Continue training to the total of the last :meth:`learn`, also after the agent was saved and loaded.
 
-        The arguments are those of :meth:`learn`.
+        Takes the arguments of :meth:`learn`.
         """
         if self._total_timesteps <= self.num_timesteps:
             raise ValueError(
@@ -292,24 +292,24 @@ class AgentBase(BaseAlgorithm):
         return self.learn(remaining, callback, log_interval, tb_log_name, False, progress_bar)
 
     def add_log_output(self, output: KVWriter) -> None:
-        """Log to this too, besides to where a logger that was set logs."""
+        """Add an output to the logger."""
         if self._custom_logger:
             self.logger.output_formats.append(output)
         else:
             self.set_logger(Logger(None, [output]))
 
     def dump_logs(self, iteration: int = 0) -> None:
-        """Write what was logged up to now.
+        """Write the recorded metrics.
 
         Args:
-            iteration: Rollouts of this training, to be logged too; 0: unknown.
+            iteration: Number of rollouts in this training, logged too; 0: unknown.
         """
         OnPolicyAlgorithm.dump_logs(self, iteration)  # type: ignore[arg-type]
 
     @property
     def rollout_buffer(self) -> RolloutView:
         """The last rollout, by Stable-Baselines3's names."""
-        return RolloutView(self._room(), self.learner, self.policy.distribution, self.update_settings)
+        return RolloutView(self._storage(), self.learner, self.policy.distribution, self.update_settings)
 
     def collect_rollouts(
         self,
@@ -318,44 +318,44 @@ class AgentBase(BaseAlgorithm):
         rollout_buffer: RolloutView | None = None,
         n_rollout_steps: int | None = None,
     ) -> bool:
-        """Act for one rollout, which :attr:`rollout_buffer` then shows.
+        """Collect one rollout; :attr:`rollout_buffer` then shows it.
 
         Args:
             env: The agent's environments.
             callback: Called at every step; :meth:`_setup_learn` makes one.
-            rollout_buffer: Is not needed: rollouts have one place.
-            n_rollout_steps: Is not needed either, it is ``n_steps``.
+            rollout_buffer: Ignored.
+            n_rollout_steps: ``None`` or ``n_steps``.
 
         Returns:
-            Whether training goes on.
+            Whether training continues.
         """
         if n_rollout_steps not in (None, self.n_steps):
-            raise ValueError(f"n_rollout_steps={n_rollout_steps}: rollouts have n_steps={self.n_steps} steps")
+            raise ValueError(f"n_rollout_steps={n_rollout_steps} must equal n_steps={self.n_steps}: leave it out")
         try:
             callback.on_rollout_start()
             shown = {"self": self, "env": env, "callback": callback, "n_rollout_steps": self.n_steps}
             callback.update_locals({**shown, "rollout_buffer": self.rollout_buffer})
             if not collect(
-                self.worker, self.learner, self._room(), callback, self.sde_sample_freq, self._update_info_buffer
+                self.worker, self.learner, self._storage(), callback, self.sde_sample_freq, self._update_info_buffer
             ):
                 return False
             callback.on_rollout_end()
             return True
         except Exception as error:
             if failure_of_environment(error) is not None:
-                # Whatever state the environments are in, the next rollout begins with new episodes.
+                # The environments may be in any state: start the next rollout with new episodes.
                 self._last_obs = None
             raise
 
-    def _room(self) -> Rollout:
-        """Room for rollouts, of the shape that settings and environments ask for."""
+    def _storage(self) -> Rollout:
+        """Storage for rollouts, reallocated when its shape changes."""
         shape = (self.n_steps, self.n_envs, self.batches.sequence_length)
         if self._rollout is None or self._rollout.shape != shape:
             self._rollout = Rollout(self.policy, *shape)
         return self._rollout
 
     def update_settings(self) -> UpdateSettings:
-        """Settings and hyper-parameters in force."""
+        """Settings and current hyper-parameters."""
         names = UpdateSettings._fields
         numbers: dict[str, Any] = {n: self.hyperparams.current(n) for n in names if n in self.hyperparams}
         own = {name: getattr(self, name) for name in ("batch_size", "normalize_advantage", "skip_limit")}
@@ -377,8 +377,8 @@ class AgentBase(BaseAlgorithm):
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
 
-def _say_once(text: str) -> None:
-    """Warn once in a process."""
+def _warn_once(text: str) -> None:
+    """Warn once per process."""
     if text not in _said:
         _said.add(text)
         warnings.warn(text, stacklevel=4)

@@ -18,23 +18,22 @@ _SEEDS = 2**31
 
 
 class SaveCheckpoints(BaseCallback):
-    """Saves the agent between updates, from where training can go on exactly.
+    """Saves the agent between updates, so that training can be resumed exactly.
 
     Stable-Baselines3's ``CheckpointCallback`` saves in the middle of a rollout, whose first half is then lost.
 
-    Environments without ``state_dict`` cannot go on where they were. With ``restart_environments``, all of them are
-    seeded and reset at every checkpoint, so that a training that goes on from there does what one that was never
-    interrupted does. It costs the episodes that are running: they end without a terminal reward, and none is longer
-    than the steps between checkpoints.
+    Environments without ``state_dict`` cannot be restored. With ``restart_environments``, all of them are seeded and
+    reset at every checkpoint, so that resumed training equals uninterrupted training. It costs the running episodes:
+    they end without a terminal reward, and none is longer than the steps between checkpoints.
 
     Args:
-        folder: Where to.
+        folder: Folder of the checkpoints.
         every: Updates between checkpoints.
-        keep_last: How many to keep, besides the best; ``None``: all.
-        restart_environments: Begin new episodes at every checkpoint.
-        background: Write while training goes on.
+        keep_last: Number of checkpoints to keep, besides the best; ``None``: all.
+        restart_environments: Start new episodes at every checkpoint.
+        background: Write in a background thread.
         mode: Whether the best mean return of episodes is the largest or the smallest.
-        verbose: 1: tell of every checkpoint.
+        verbose: 1: print a line for every checkpoint.
     """
 
     model: DistributionalPPO
@@ -63,10 +62,10 @@ class SaveCheckpoints(BaseCallback):
     def _on_training_start(self) -> None:
         if self.model.num_timesteps == 0 and self.store.list():
             raise ValueError(
-                f"{self.store.folder} holds the checkpoints of another run: choose another folder, or go on with that "
-                "run, DistributionalPPO.load(path, env).resume(...)"
+                f"{self.store.folder} holds the checkpoints of another run: choose another folder, or resume that "
+                "run with DistributionalPPO.load(path, env).resume(...)"
             )
-        # What training begins with is where it came from.
+        # Do not save again the checkpoint that training starts from.
         self._saved_at = self.model.num_timesteps
         if self.background and self._writer is None:
             self._writer = AsyncWriter(self.store)
@@ -80,7 +79,7 @@ class SaveCheckpoints(BaseCallback):
             self._save()
 
     def _on_training_end(self) -> None:
-        # Within a rollout nothing has been learned since the last update, and the last checkpoint is the better one.
+        # In the middle of a rollout, the checkpoint after the last update is the one to resume from.
         if self.model.num_timesteps != self._saved_at and not self.model.worker.in_rollout:
             self._save()
         writer, self._writer = self._writer, None
@@ -88,7 +87,7 @@ class SaveCheckpoints(BaseCallback):
             writer.close()
 
     def wait(self) -> None:
-        """Return when what was saved so far is on disk, also after an exception has ended the training.
+        """Wait until all checkpoints are on disk; call it also after an exception has ended the training.
 
         Raises:
             RuntimeError: A checkpoint could not be written.
@@ -97,7 +96,7 @@ class SaveCheckpoints(BaseCallback):
             self._writer.wait()
 
     def _updates(self) -> int:
-        """Counted over all of training, so that one that was interrupted saves when it would have."""
+        """Updates of the whole training, so that resumed training saves at the same ones."""
         return self.model.num_timesteps // (self.model.n_steps * self.model.n_envs)
 
     def _save(self) -> None:

@@ -31,15 +31,15 @@ def collect(
     sde_sample_freq: int,
     count_episodes: Callable[[list[dict[str, Any]], npt.NDArray[np.bool_]], None],
 ) -> bool:
-    """Fill the rollout; ``False`` if the callback wants training to end.
+    """Fill the rollout; ``False`` if the callback stops training.
 
     Args:
-        worker: Owns the environments.
-        learner: Whose policy acts.
-        rollout: Is overwritten.
+        worker: Worker with the environments.
+        learner: Learner with the policy that acts.
+        rollout: Rollout to overwrite.
         callback: Called at every step.
         sde_sample_freq: Steps between draws of the exploration matrices of gSDE.
-        count_episodes: Is given the infos and the ends of episodes of every step.
+        count_episodes: Called with the infos and dones of every step.
     """
     env, counters, distribution = worker.env, worker.counters, learner.policy.distribution
     assert env is not None
@@ -50,20 +50,20 @@ def collect(
     for step in range(rollout.steps):
         assert worker.observation is not None
         assert worker.starts is not None
-        # Callbacks may have reset it.
+        # Callbacks may have reset the recurrent state.
         collector.state = worker.recurrent_state
         actions = collector.act(worker.observation, worker.starts)
         new_obs, rewards, dones, infos = _step_env(env, actions, step)
         check_rewards(rewards, step)
         _check_observation(normalizer, new_obs, step)
-        # A step in which a vector environment only resets is no transition, and an episode of its own.
+        # A step in which a vector environment only resets is not a transition; it counts as an episode of its own.
         resets = np.fromiter((info.get("autoreset", False) for info in infos), bool, len(infos))
         ends_here = dones | resets
-        # Before the callback, which may end training here: the next one goes on from where the environments are.
+        # Before the callback, which may stop training: the next training continues from these observations.
         worker.state, worker.observation, worker.starts = collector.state, new_obs, ends_here
         counters.num_timesteps += env.num_envs
 
-        # By the names of Stable-Baselines3.
+        # Local variables of Stable-Baselines3's loop, which callbacks read.
         callback.update_locals(
             {
                 "n_steps": step + 1,
@@ -94,13 +94,13 @@ def collect(
 
 @torch.no_grad()
 def _values(learner: Learner, memory: Tensor) -> Tensor:
-    """What the critics expect ``[N, 1]``, in units of rewards."""
+    """Values ``[N, 1]`` in units of rewards."""
     return learner.values(learner.policy.predict_returns(memory)).unsqueeze(-1)
 
 
 def _check_observation(normalizer: VecNormalize | None, observation: Any, step: int) -> None:
     if normalizer is not None:
-        # One bad number has spoiled its averages, and with them the observations of all environments.
+        # One NaN spoils the running statistics, and with them the observations of all environments.
         check_observation(normalizer.old_obs, step)
     check_observation(observation, step)
 
@@ -108,28 +108,28 @@ def _check_observation(normalizer: VecNormalize | None, observation: Any, step: 
 def _step_env(env: VecEnv, actions: npt.NDArray[Any], step: int) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
     try:
         observation, rewards, dones, infos = env.step(actions)
-        # Some vector environments have nothing to tell.
+        # Some vector environments return empty infos.
         return observation, rewards, dones, infos or [{} for _ in range(env.num_envs)]
     except Exception as error:
-        # The exception stays what it is, so that those who expect it still catch it.
+        # Raise the same exception, so that handlers for its type still catch it.
         index = _dead_env(env) if isinstance(env.unwrapped, SubprocVecEnv) else _raising_env(error)
         which = "an environment" if index is None else f"environment {index}"
         what = str(error) or PROCESS_ENDED
         mark_failure(
             error,
-            f"{which} raised {type(error).__name__} at step {step} of the rollout: {what}; the agent has learned "
-            "nothing from this rollout",
+            f"{which} raised {type(error).__name__} at step {step} of the rollout: {what}; this rollout was not "
+            "trained on",
         )
         raise
 
 
-PROCESS_ENDED = "its process has ended; if it said why, that is above"
-"""What is said of an ``EOFError``, which says nothing."""
+PROCESS_ENDED = "its process has ended; its own error, if any, is printed above"
+"""Message for an ``EOFError``, which has none."""
 _LOOP_VARIABLES: dict[type, str] = {DummyVecEnv: "env_idx", SyncVectorEnv: "i", AsyncVectorEnv: "index"}
 
 
 def _raising_env(error: Exception) -> int | None:
-    """Which environment raised: the loop over them knows."""
+    """Index of the environment that raised, from the loop variable in the traceback."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for kind, name in _LOOP_VARIABLES.items():
             if isinstance(frame.f_locals.get("self"), kind) and name in frame.f_locals:
@@ -138,7 +138,7 @@ def _raising_env(error: Exception) -> int | None:
 
 
 def _dead_env(env: VecEnv) -> int | None:
-    """Which environment's process has ended, having printed its error."""
+    """Index of the environment whose process has ended."""
     sentinels = [process.sentinel for process in env.unwrapped.processes]  # type: ignore[attr-defined]
     dead = multiprocessing.connection.wait(sentinels, timeout=1)
     return sentinels.index(dead[0]) if dead else None
@@ -152,7 +152,7 @@ def _truncated(infos: list[dict[str, Any]], dones: npt.NDArray[np.bool_]) -> npt
 
 
 def _last_observations(infos: list[dict[str, Any]], truncated: npt.NDArray[np.bool_]) -> HostObservation | None:
-    """The observations at which a time limit ended episodes, one after the other; ``None`` if it ended none."""
+    """Last observations of truncated episodes, stacked; ``None`` if there are none."""
     finals = [infos[i]["terminal_observation"] for i in np.flatnonzero(truncated)]
     if not finals:
         return None

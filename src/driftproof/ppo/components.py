@@ -1,4 +1,4 @@
-"""How an agent's components are given their states: all are checked first, then all are set, or none."""
+"""Loading of component states: all are checked first, then all are set, or none."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def load_state(
     exact_match: bool,
     external: Callable[[str], str] = str,
 ) -> None:
-    """Give every component its state, or, if one of the states is wrong, none.
+    """Load every component's state, or none if one of the states is invalid.
 
-    A component that has ``check_state_dict()`` raises an error there for a wrong state, before any component changes.
-    Others find out by trying: they go first, and if one fails, all that were tried get their own states back.
+    ``check_state_dict()``, where a component has it, raises an error for an invalid state before any component changes.
+    Components without it are loaded first; if one fails, those already loaded are restored.
 
     The state of an agent with one critic may be given to one with two.
 
     Args:
-        policy: Of the agent.
-        components: In the order in which they are to take their states.
-        states: Are not kept: what components need of them, they copy.
-        exact_match: Whether a missing or unknown name is an error, and not a warning.
-        external: From names to those that users know.
+        policy: The agent's policy.
+        components: Components by name, in loading order.
+        states: States by name; components copy them.
+        exact_match: Whether a missing or unknown name is an error instead of a warning.
+        external: Maps names to those that users know.
 
     Raises:
-        CheckpointError: A state is wrong, or, with ``exact_match``, names are missing or unknown; nothing has changed.
+        CheckpointError: A state is invalid, or, with ``exact_match``, a name is missing or unknown; nothing changed.
     """
     _check_names(components, states, exact_match, external)
     if not exact_match and "policy" in states:
@@ -65,7 +65,7 @@ def load_state(
                     _set(policy, parts[name], given[name], widened)
         except BaseException:
             for _, restore in reversed(undo):
-                # One that does not take its own state back must not keep the others from it, nor hide the cause.
+                # A failure to restore one must neither stop the others' restoration nor hide the cause.
                 with contextlib.suppress(Exception):
                     restore()
             raise
@@ -73,7 +73,7 @@ def load_state(
 
 @contextlib.contextmanager
 def _as_checkpoint_error(name: str) -> Iterator[None]:
-    """Whatever is wrong with a state is one kind of error. Warnings that a user has made errors stay what they are."""
+    """Turn errors into ``CheckpointError``, except warnings that a filter turned into errors."""
     try:
         yield
     except (CheckpointError, Warning):
@@ -86,40 +86,40 @@ def _check_names(
     components: Mapping[str, Stateful], states: Any, exact_match: bool, external: Callable[[str], str]
 ) -> None:
     if not isinstance(states, Mapping) or not all(isinstance(name, str) for name in states):
-        raise CheckpointError("the state of an agent is a dict of its components' states, by name")
+        raise CheckpointError("the state of an agent must be a dict of its components' states by name")
     missing = sorted(map(external, components.keys() - states.keys()))
     unknown = sorted(map(external, states.keys() - components.keys()))
     if missing or unknown:
         known = sorted(map(external, components))
-        message = CheckpointError(f"nothing to load for {missing}, and no use for {unknown}, of the agent's {known}")
+        message = CheckpointError(f"the states lack {missing} and have unknown {unknown}; the agent has {known}")
         if exact_match:
             raise message
         warnings.warn(str(message), stacklevel=4)
 
 
 def _with_own_tensors(policy: DistributionalPolicy, state: Any) -> Any:
-    """A policy's state with the policy's own tensors where it has none, of which a warning tells."""
+    """A policy's state, completed with the policy's own tensors where they are missing; warns of these."""
     own = policy.state_dict()
     if not isinstance(state, Mapping) or policy.lacks_second_critic(state):
-        return state  # The second critic is added elsewhere, and what is no state is refused.
+        return state  # A missing second critic is added later; an invalid state is refused later.
     if missing := [name for name in own if name not in state]:
-        warnings.warn(f"the policy's {', '.join(missing[:5])} are not given, and stay as they are", stacklevel=5)
+        warnings.warn(f"the state lacks {', '.join(missing[:5])}: the policy keeps its own", stacklevel=5)
     return {**{name: own[name] for name in missing}, **state}
 
 
 def _prepared(policy: DistributionalPolicy, part: Stateful, state: Any, widened: bool) -> Any:
-    """The state as the component is to be given it."""
+    """The state in the form that the component loads."""
     if not isinstance(part, Optimizer):
         return state
     if widened:
         state = _with_more_parameters(state, len(list(policy.parameters())))
-    # Before the settings of the file go, which the agent's own replace.
+    # Before the agent's settings replace those of the file.
     check_optimizer_state(part, state)
     return _with_settings_of(part, state)
 
 
 def _check(policy: DistributionalPolicy, part: Stateful, state: Any, widened: bool) -> bool:
-    """Raise an error if a state is wrong; whether that can be known before it is tried."""
+    """Raise an error if a state is invalid; returns whether it could be checked without loading it."""
     if part is policy:
         check_policy_state(policy, state)
     elif isinstance(part, Optimizer):
@@ -134,7 +134,7 @@ def _check(policy: DistributionalPolicy, part: Stateful, state: Any, widened: bo
 
 
 def _restore_point(part: Stateful) -> Callable[[], None]:
-    """What makes a component again what it is now."""
+    """Returns a function that restores the component's present state."""
     if callable(own := getattr(part, "restore_point", None)):
         restore: Callable[[], None] = own()
         return restore
@@ -150,10 +150,10 @@ def _set(policy: DistributionalPolicy, part: Stateful, state: Any, widened: bool
 
 
 def _with_settings_of(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state with the receiver's settings: numbers belong to ``hyperparams``, the rest to its device."""
+    """An optimizer's state with this optimizer's own settings, which ``hyperparams`` and the device determine."""
     merged = []
     for own, given in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        # What is no setting is a state, which some optimizers keep there.
+        # Some optimizers keep state in their parameter groups.
         rest = {key: value for key, value in given.items() if key not in optimizer.defaults}
         merged.append({**own, **rest})
     if type(optimizer) is SGD:
@@ -162,7 +162,7 @@ def _with_settings_of(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, 
 
 
 def _with_all_buffers(optimizer: SGD, state: dict[str, Any]) -> dict[str, Any]:
-    """The state of SGD with a momentum for all parameters, or for none: its fused form takes no mixture."""
+    """The state of SGD with momentum buffers for all parameters or none, as its fused form requires."""
     entries = {index: entry for index, entry in state["state"].items() if entry.get("momentum_buffer") is not None}
     if not entries:
         return {**state, "state": {}}
@@ -172,14 +172,14 @@ def _with_all_buffers(optimizer: SGD, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_more_parameters(state: dict[str, Any], count: int) -> dict[str, Any]:
-    """An optimizer's state for more parameters, of which the last have none yet."""
+    """An optimizer's state extended to ``count`` parameters, the last of which have no state yet."""
     groups = [*state["param_groups"][:-1], {**state["param_groups"][-1]}]
     groups[-1]["params"] = [*groups[-1]["params"], *range(sum(len(g["params"]) for g in groups), count)]
     return {**state, "param_groups": groups}
 
 
 def _load_in_part(vgs: VarianceGradientScaler, policy: DistributionalPolicy, state: dict[str, Any]) -> None:
-    """Averages of the parameters that the state knows; the others begin anew."""
+    """Load the statistics of parameters that the state has; those of the others start anew."""
     vgs.update_parameters([])
     try:
         vgs.load_state_dict(state)

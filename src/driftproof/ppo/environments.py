@@ -1,11 +1,10 @@
-"""Where environments are: taken when an agent is saved, and given back when it goes on.
+"""State of environments: saved with an agent and restored when its training is resumed.
 
-Environments that offer ``state_dict`` and ``load_state_dict`` continue where they were, unless ``continues`` says that
-these are not all. What wrappers around them hold is known for those of Gymnasium and Stable-Baselines3 that hold
-anything.
+Environments that offer ``state_dict`` and ``load_state_dict`` continue where they were, unless their attribute
+``continues`` is false. Wrappers of Gymnasium and Stable-Baselines3 that have a state are restored too.
 
-What goes on when episodes end, such as how far a world has drifted, is an environment's ``lasting_state``: a dict that
-can be read and set, also where environments restart. Its ``specification`` says what it is a state of.
+State that outlives episodes, such as how far an environment has drifted, is its ``lasting_state``: a dict that can be
+read and set, also where environments restart. Its ``specification`` identifies what it is a state of.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from driftproof.state.schema import (
 )
 
 _ENV_WRAPPERS: dict[type, str] = {Monitor: "rewards", TimeLimit: "_elapsed_steps"}
-"""The attribute that says how far an episode is."""
+"""Wrappers of single environments, and the attribute that holds their state within an episode."""
 
 _VEC_WRAPPERS: dict[type[VecEnvWrapper], tuple[str, ...]] = {
     VecNormalize: ("old_obs", "returns"),
@@ -57,7 +56,7 @@ _VEC_WRAPPERS: dict[type[VecEnvWrapper], tuple[str, ...]] = {
     VecExtractDictObs: (),
     VecCheckNan: (),
 }
-"""What a wrapper knows of running episodes."""
+"""Wrappers of vector environments, and their attributes with the state of running episodes."""
 
 
 _WITH_MEMORY = (
@@ -65,16 +64,16 @@ _WITH_MEMORY = (
     *("NormalizeObservation", "NormalizeReward", "StickyAction", "RepeatAction", "RecordEpisodeStatistics"),
     *("AtariPreprocessing", "MaxAndSkipEnv", "EpisodicLifeEnv", "StickyActionEnv", "NoopResetEnv", "AtariWrapper"),
 )
-"""Wrappers that know something of an episode, and do not tell."""
+"""Wrappers with state of an episode that cannot be read."""
 
 
 def can_continue(env: VecEnv) -> bool:
-    """Whether all environments, and the wrappers around them, tell where they are."""
+    """Whether the state of all environments, and of the wrappers around them, can be saved."""
     base, wrappers = env.unwrapped, list(_wrappers(env))
     if not isinstance(base, DummyVecEnv | SubprocVecEnv) or not _offer_states(base):
         return False
     if sum(isinstance(wrapper, VecNormalize) for wrapper in wrappers) > 1:
-        return False  # The statistics of one are the agent's, and nobody knows those of the other.
+        return False  # Only one of them is part of the agent's state.
     if not all(_is_known(wrapper) or hasattr(type(wrapper), "state_dict") for wrapper in wrappers):
         return False
     chains = base.env_method("__str__")
@@ -82,7 +81,7 @@ def can_continue(env: VecEnv) -> bool:
 
 
 def environment_states(env: VecEnv) -> dict[str, Any] | None:
-    """Where all environments are; ``None`` if one of them, or a wrapper, does not tell."""
+    """States of all environments and wrappers; ``None`` if one of them cannot be saved."""
     if not can_continue(env):
         return None
     base = env.unwrapped
@@ -96,9 +95,9 @@ def environment_states(env: VecEnv) -> dict[str, Any] | None:
 
 
 def check_environment_states(env: VecEnv | None, envs: int, states: Any, path: tuple[Any, ...]) -> None:
-    """Raise a ``CheckpointError`` unless these are states of so many environments, and of the wrappers around them.
+    """Raise a ``CheckpointError`` unless these are states of ``envs`` environments, and of the wrappers around them.
 
-    What is in the states of environments, these themselves know.
+    The content of environments' own states is not checked.
     """
     inner: dict[str, Rule] = {"rewards": items(number()), "_elapsed_steps": optional(count())}
     states_of = table({"environment": anything}, inner)
@@ -106,7 +105,7 @@ def check_environment_states(env: VecEnv | None, envs: int, states: Any, path: t
     table({"environments": items(states_of, envs), "wrappers": wrappers})(states, path)
     here = [] if env is None or env.num_envs != envs else list(_wrappers(env))
     if [type(each).__name__ for each in here] != [name for name, _ in states["wrappers"]]:
-        return  # which environments do not go on from
+        return  # Nothing to restore.
     for i, wrapper in enumerate(here):
         if _is_known(wrapper):
             _wrapper_rule(wrapper)(states["wrappers"][i][1], (*path, "wrappers", i, 1))
@@ -115,7 +114,7 @@ def check_environment_states(env: VecEnv | None, envs: int, states: Any, path: t
 def _wrapper_rule(wrapper: VecEnvWrapper) -> Rule:
     if not isinstance(wrapper, VecNormalize):
         return like(_wrapper_state(wrapper))
-    # What it holds before the first reset has no shape yet.
+    # Before the first reset, arrays have no shape yet.
     space, envs = wrapper.venv.observation_space, wrapper.num_envs
     parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     rules = {key: numbers((envs, *(part.shape or ())), [np.dtype(part.dtype)]) for key, part in parts.items()}
@@ -124,7 +123,7 @@ def _wrapper_rule(wrapper: VecEnvWrapper) -> Rule:
 
 
 def restore_environments(env: VecEnv, states: Mapping[str, Any]) -> bool:
-    """Put all environments where they were; whether these are such environments at all."""
+    """Restore the states of all environments; ``False`` if these environments do not fit them."""
     base, wrappers = env.unwrapped, list(_wrappers(env))
     if not can_continue(env) or [name for name, _ in states["wrappers"]] != [type(each).__name__ for each in wrappers]:
         return False
@@ -142,7 +141,7 @@ def restore_environments(env: VecEnv, states: Mapping[str, Any]) -> bool:
 
 
 def lasting_states(env: VecEnv) -> list[dict[str, Any]] | None:
-    """What goes on when episodes end, of all environments; ``None`` if there is no such thing."""
+    """``lasting_state`` of all environments; ``None`` if they have none."""
     base = env.unwrapped
     if not isinstance(base, DummyVecEnv | SubprocVecEnv | GymnasiumVecEnv) or not base.has_attr("lasting_state"):
         return None
@@ -150,9 +149,9 @@ def lasting_states(env: VecEnv) -> list[dict[str, Any]] | None:
 
 
 def restore_lasting(env: VecEnv, states: Sequence[Mapping[str, Any]]) -> bool:
-    """Let what goes on when episodes end go on from there; whether these are such environments at all."""
+    """Restore ``lasting_state`` of all environments; ``False`` if these environments do not fit it."""
     base, here = env.unwrapped, lasting_states(env)
-    # Compared here, as processes of environments do not survive an error.
+    # Compared here, as an error would end an environment's process.
     if here is None or [state["specification"] for state in here] != [state["specification"] for state in states]:
         return False
     if isinstance(base, GymnasiumVecEnv):
@@ -164,7 +163,7 @@ def restore_lasting(env: VecEnv, states: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def without_learning(env: VecEnv) -> HostObservation:
-    """Reset, but leave statistics of observations as they are."""
+    """Reset without updating the statistics of observations."""
     normalizers = [wrapper for wrapper in _wrappers(env) if isinstance(wrapper, VecNormalize)]
     training = [normalizer.training for normalizer in normalizers]
     for normalizer in normalizers:
@@ -177,7 +176,7 @@ def without_learning(env: VecEnv) -> HostObservation:
 
 
 def generator_states(env: VecEnv) -> list[dict[str, Any]] | None:
-    """States of the environments' generators; ``None`` if they are out of reach."""
+    """States of the environments' random generators; ``None`` if they cannot be accessed."""
     base = env.unwrapped
     if not isinstance(base, DummyVecEnv | SubprocVecEnv) or not base.has_attr("np_random"):
         return None
@@ -185,18 +184,18 @@ def generator_states(env: VecEnv) -> list[dict[str, Any]] | None:
 
 
 def restore_generators(env: VecEnv, states: Sequence[Mapping[str, Any]]) -> None:
-    """Give every environment its generator's state back."""
+    """Restore every environment's random generator."""
     base = env.unwrapped
     if generator_states(env) is None:
         return
     for i, (generator, state) in enumerate(zip(base.get_attr("np_random"), states, strict=True)):
         generator.bit_generator.state = state
-        # What came from another process is a copy.
+        # From another process, get_attr() returns copies.
         base.set_attr("np_random", generator, indices=[i])
 
 
 def renormalized(env: VecEnv) -> HostObservation | None:
-    """The last observations, normalised with the statistics of now; ``None`` if wrappers changed them further."""
+    """The last observations, normalised with the present statistics; ``None`` if further wrappers changed them."""
     for wrapper in _wrappers(env):
         if isinstance(wrapper, VecNormalize):
             return wrapper.normalize_obs(wrapper.get_original_obs())
@@ -206,7 +205,7 @@ def renormalized(env: VecEnv) -> HostObservation | None:
 
 
 def _wrappers(env: VecEnv) -> Iterator[VecEnvWrapper]:
-    """From the outermost in."""
+    """Wrappers of a vector environment, outermost first."""
     while isinstance(env, VecEnvWrapper):
         yield env
         env = env.venv

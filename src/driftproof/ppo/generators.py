@@ -1,4 +1,4 @@
-"""Random generators: those of the process and of environments, as a component of the agent, or left as they were."""
+"""Random generators of the process and of environments: saved, restored or left unchanged."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Generators:
     """Random generators of Python, NumPy, torch and the environments.
 
     Args:
-        worker: Owns the environments.
-        device: Of the agent.
+        worker: Worker with the environments.
+        device: The agent's device.
     """
 
     def __init__(self, worker: Worker, device: torch.device) -> None:
         self._worker, self._device = worker, device
 
     def state_dict(self) -> dict[str, Any]:
-        """All states. Environments that hide their generators are left out."""
+        """States of all generators, except those of environments that do not expose them."""
         version, words, gauss = random.getstate()
-        # As an array: hundreds of numbers one by one would be most of what there is to save.
+        # As an array: 624 separate numbers would take up most of the file.
         state: dict[str, Any] = {"python": (version, np.array(words, np.uint32), gauss)}
         state["numpy"] = np.random.get_state(legacy=False)
         state["torch"] = torch.get_rng_state()
@@ -39,10 +39,10 @@ class Generators:
         return state
 
     def check_state_dict(self, state_dict: Any) -> None:
-        """Raise a ``CheckpointError`` unless every generator could be in its state."""
+        """Raise a ``CheckpointError`` unless every state is valid for its generator."""
         own: Any = np.random.get_state(legacy=False)
         device = self._device
-        # That of another kind of device is of no use, and left aside.
+        # The state of another kind of device is ignored.
         cuda = torch_generator(device) if device.type == "cuda" else numbers((None,), [torch.uint8])
         rules = {
             "python": python_generator,
@@ -60,7 +60,7 @@ class Generators:
                 numpy_generator(present["bit_generator"])(each, ("random", "environments", i))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Draw the numbers from now on that would have been drawn from then on."""
+        """Restore the states of all generators."""
         self.check_state_dict(state_dict)
         version, words, gauss = state_dict["python"]
         random.setstate((version, tuple(words.tolist()), gauss))
@@ -95,7 +95,7 @@ def restored_on_error() -> Iterator[None]:
 
 
 def _process_generators() -> Callable[[], None]:
-    """What makes them again what they are now."""
+    """Returns a function that restores the process's random generators."""
     python, array, tensor = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 

@@ -13,26 +13,26 @@ from driftproof.ppo.tree import OWN_PLACE, external_name, internal_name
 from driftproof.state import CheckpointError, Stateful, legacy, printable
 
 _OF_WEIGHTS = ("optimizer", "vgs")
-"""Components whose states belong to the very weights they were made with."""
+"""Components whose states are valid for the weights in the file only."""
 _SHOWN = 2
-"""Names in a message."""
+"""Number of names shown in a message."""
 
 
 def adopt(agent: Persistent, source: str | os.PathLike[str] | legacy.LegacyCheckpoint) -> list[str]:
-    """Give an agent what an older file holds, as far as names and shapes match.
+    """Load an older file into an agent, as far as names and shapes match.
 
     See :mod:`driftproof.state.legacy` for the formats. No code in them is run. :meth:`Persistent.save` then writes
     today's format.
 
     Args:
-        agent: Built with the settings of the old one.
+        agent: Agent built with the settings of the old one.
         source: The file, or what :func:`driftproof.state.legacy.read` returned.
 
     Returns:
-        A line for each component: what was taken over, and what was not, and why.
+        A line for each component: what was loaded, and what was not, and why.
 
     Raises:
-        CheckpointError: It is no such file, or no tensor of its policy fits; the agent has not changed.
+        CheckpointError: The file has another format, or no tensor of its policy fits; the agent has not changed.
     """
     old = source if isinstance(source, legacy.LegacyCheckpoint) else _read(source)
     own = agent.policy.state_dict()
@@ -55,19 +55,18 @@ def adopt(agent: Persistent, source: str | os.PathLike[str] | legacy.LegacyCheck
 
 
 def take_over_rest(agent: Persistent, old: legacy.LegacyCheckpoint, is_whole: bool) -> list[str]:
-    """Give an agent what a file holds besides its policy, which the agent has taken over already.
+    """Load what a file holds besides its policy, which the agent has loaded already.
 
-    What sets how training goes on and is not in the file, or is of an earlier form, begins anew; a ``FutureWarning``
-    says so where the file has it.
+    State that the file lacks, or has in an earlier form, starts anew; a ``FutureWarning`` names what is discarded.
 
     Args:
-        agent: With the policy of the file.
+        agent: Agent with the policy of the file.
         old: The file.
         is_whole: Whether the agent has all of the file's weights and no others. If not, the states of optimizer and
-            gradient scaling are not taken over.
+            gradient scaling are not loaded.
 
     Returns:
-        A line for each component, and for everything that is left out.
+        A line for each component, and for everything that was not loaded.
     """
     parts, lines = agent.components(), []
     given = {internal_name(name): state for name, state in old.components.items() if name != "policy"}
@@ -90,7 +89,7 @@ def take_over_rest(agent: Persistent, old: legacy.LegacyCheckpoint, is_whole: bo
 
 
 def _taken_over(agent: Persistent, name: str, component: Stateful, state: Any) -> str:
-    """Load a component's state, and say how it went."""
+    """Load a component's state; returns a line for the report."""
     try:
         state, problem = upgraded(component, state)
         load_state(agent.policy, {name: component}, {name: state}, exact_match=True)
@@ -104,7 +103,7 @@ def _taken_over(agent: Persistent, name: str, component: Stateful, state: Any) -
 
 def _read(source: str | os.PathLike[str]) -> legacy.LegacyCheckpoint:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # The report says what is missing.
+        warnings.simplefilter("ignore", FutureWarning)  # The report has it.
         return legacy.read(source)
 
 

@@ -39,7 +39,7 @@ _CLASSES: dict[str, type[Any]] = {
         )
     },
 }
-"""Classes that a file may name."""
+"""Classes that are loaded by the name in a file."""
 
 _KINDS: dict[str, type[Any] | Registry] = {
     "policy": BasePolicy,
@@ -51,12 +51,12 @@ _KINDS: dict[str, type[Any] | Registry] = {
     "policy_kwargs.value_head": VALUE_HEADS,
     "adversarial.perturbation.attack_method": ATTACKS,
 }
-"""What a class must be a subclass of, where the place says it, or what it is registered with."""
+"""Required base class, or registry, of the classes in a setting."""
 
 FUNCTIONS = tuple(name for name, each in HYPERPARAMETERS.items() if each.is_scheduled)
-"""Settings that may be functions, and never classes."""
+"""Settings that may be functions, but not classes."""
 _POINTS = (1.0, 0.5, 0.0)
-"""Remaining progress at which files hold values of functions that they only name, to know them again."""
+"""Remaining progress at which values of functions are stored in files, to recognise the same function later."""
 
 _SCHEDULES: dict[str, Callable[..., Callable[[float], float]]] = {
     "Linear": Linear,
@@ -67,25 +67,25 @@ _SCHEDULES: dict[str, Callable[..., Callable[[float], float]]] = {
 
 
 _CONFIGS: dict[str, type[Any]] = {}
-"""Dataclasses of settings that a file may name, once their rooms are imported."""
+"""Dataclasses of settings that are loaded by the name in a file, once their packages are imported."""
 
-_ROOMS = {"SAPPOConfig": "driftproof.adversarial", "PerturbationConfig": "driftproof.adversarial"}
-"""Where those are that this room does not know: what imports point away from, files may still need."""
+_PACKAGES = {"SAPPOConfig": "driftproof.adversarial", "PerturbationConfig": "driftproof.adversarial"}
+"""Packages of dataclasses that this package does not import, loaded when a file needs them."""
 
 _Config = TypeVar("_Config", bound=type[Any])
 
 
 def storable(kind: _Config) -> _Config:
-    """A decorator for dataclasses of settings that files hold by their fields.
+    """Decorator for dataclasses of settings that files store by their fields.
 
-    A class method ``from_file(fields)``, if there is one, makes it of them.
+    A class method ``from_file(fields)``, if there is one, constructs it from them.
     """
     _CONFIGS[kind.__name__] = kind
     return kind
 
 
 def is_known(kind: Any) -> bool:
-    """Whether a file may name this class."""
+    """Whether this class is loaded by its name in a file."""
     return _CLASSES.get(_name(kind)) is kind
 
 
@@ -126,7 +126,7 @@ def encode_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is a plain value that a file can hold as it is: a number, a text, or lists and dicts of these."""
+    """Whether it is a plain value that a file can hold: a number, a string, or lists and dicts of these."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and is_plain(part) for key, part in value.items())
     if isinstance(value, list | tuple):
@@ -135,16 +135,16 @@ def is_plain(value: Any) -> bool:
 
 
 def foreign_places(settings: Any) -> set[str]:
-    """Settings that a file only names."""
+    """Settings that a file holds by name only."""
     if not isinstance(settings, dict):
         return set()
     return {name for name, value in settings.items() if isinstance(value, dict) and "$foreign" in value}
 
 
 def replaced_settings(given: Mapping[str, Any], settings: Any) -> set[str]:
-    """Names of settings for which something else is given than a file holds or names.
+    """Names of settings that were passed with another value than the file's.
 
-    A function with the values of the one that the file names is the same: with it, training goes on where it was.
+    A function with the same values as the one in the file counts as the same.
     """
     named = foreign_places(settings)
     return {name for name in given if name not in named or not _is_same(settings[name], given[name])}
@@ -157,7 +157,7 @@ def _is_same(encoded: Mapping[str, Any], value: Any) -> bool:
 
 
 def differing(given: Mapping[str, Any], settings: Any) -> list[str]:
-    """Names of what is given otherwise than a file's settings have it, or that they do not have."""
+    """Names of passed settings that a file has with another value, or not at all."""
     held = settings if isinstance(settings, dict) else {}
     return [name for name, value in given.items() if name not in held or held[name] != encode(value)]
 
@@ -166,13 +166,13 @@ def decode(value: Any, given: Mapping[str, Any], place: str = "", trust: Trust |
     """Settings from plain values.
 
     Args:
-        value: What :func:`encode` returned.
-        given: What stands for names that are not ours: by place, such as ``features_extractor_class``, or by name.
-        place: Of this value, for errors.
-        trust: Modules from which classes may be imported that are not given; ``None``: none.
+        value: Result of :func:`encode`.
+        given: Classes and functions for foreign names, by setting, such as ``features_extractor_class``, or by name.
+        place: Name of the setting, for errors.
+        trust: Modules from which other classes may be imported; ``None``: none.
 
     Raises:
-        CheckpointError: There is no such class, it has to be given, or it does not belong there.
+        CheckpointError: The class does not exist, must be passed, or has the wrong kind.
     """
     decoded = _decode(value, given, place, trust or Trust())
     _check_kind(place, decoded)
@@ -203,7 +203,7 @@ def _base(place: str) -> type[Any]:
 
 
 def _check_kind(place: str, value: Any) -> None:
-    """Refuse what does not belong in a place, before anybody calls it."""
+    """Refuse classes and functions of the wrong kind before they are called."""
     try:
         if place in _KINDS and value is not None and not isinstance(value, str):
             of_kind(_name(value), value, _base(place))
@@ -223,7 +223,7 @@ def _decode_tagged(tag: str, value: dict[str, Any], given: Mapping[str, Any], pl
         return _CLASSES[content]
     if tag == "$config":
         if content not in _CONFIGS:
-            importlib.import_module(_ROOMS[content])
+            importlib.import_module(_PACKAGES[content])
         kind = _CONFIGS[content]
         fields = {key: decode(part, given, f"{place}.{key}", trust) for key, part in value.items() if key != tag}
         return kind.from_file(fields) if hasattr(kind, "from_file") else kind(**fields)
@@ -233,21 +233,21 @@ def _decode_tagged(tag: str, value: dict[str, Any], given: Mapping[str, Any], pl
 
 
 def _foreign(content: str, given: Mapping[str, Any], place: str, trust: Trust) -> Any:
-    """What a file only names: what the caller gave for it, or a class of a trusted module."""
+    """Resolve a foreign name in a file: an object that the caller passed, or a class of a trusted module."""
     for name in (place, place.rpartition(".")[2], content, content.rpartition(".")[2]):
         if name in given:
             return given[name]
     key, shown = place.rpartition(".")[2], printable(content, 100)
-    how = f"pass it again, load(..., custom_objects={{{key!r}: {shown.rpartition('.')[2]}}})"
+    how = f"pass it with load(..., custom_objects={{{key!r}: {shown.rpartition('.')[2]}}})"
     if place in _KINDS:
         if (found := _trusted_class(content, _base(place), trust)) is not None:
             return found
-        how += f", or trust its module, load(..., trusted=[{shown.partition('.')[0]!r}])"
-    raise CheckpointError(f"the agent was made with {place}={shown}, which files only name: {how}")
+        how += f", or trust its module with load(..., trusted=[{shown.partition('.')[0]!r}])"
+    raise CheckpointError(f"the agent was built with {place}={shown}, which the file holds by name only: {how}")
 
 
 def _trusted_class(content: str, kind: type[Any], trust: Trust) -> type[Any] | None:
-    """The class of a trusted module, which a file names as ``module.Class``; ``None``: it is not trusted."""
+    """The class ``module.Class`` of a trusted module; ``None`` if it is not trusted."""
     module, _, name = content.rpartition(".")
     try:
         return trust.resolved(f"{module}:{name}", kind)
@@ -258,7 +258,7 @@ def _trusted_class(content: str, kind: type[Any], trust: Trust) -> type[Any] | N
     except Exception as error:
         raise CheckpointError(
             f"{printable(content, 100)} cannot be imported ({type(error).__name__}: {printable(error, 200)}): pass the "
-            "class, custom_objects={...}"
+            "class with custom_objects={...}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Parameters that lack what today's agents have, or hold it in an earlier form, made whole."""
+"""Migration of parameters from earlier versions and other agents: missing states are completed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from driftproof.optim.earlier_states import EARLIER_STATE, is_earlier_state
 from driftproof.state import Stateful, printable
 
 EARLIER_STATES = ("vgs_state", "kl_penalty_state")
-"""What earlier versions added to the parameters of Stable-Baselines3."""
+"""Names that earlier versions added to the parameters of Stable-Baselines3."""
 
 _MOMENTS: dict[type[Optimizer], set[str]] = {
     UPGD: {"avg_utility"},
@@ -23,9 +23,9 @@ _MOMENTS: dict[type[Optimizer], set[str]] = {
     Adam: {"exp_avg", "exp_avg_sq"},
     AdamW: {"exp_avg", "exp_avg_sq"},
 }
-"""What optimizers keep for a parameter, whatever their settings."""
+"""State that an optimizer always keeps for a parameter."""
 _SHOWN = 6
-"""Names in a message."""
+"""Number of names shown in a message."""
 
 
 def is_policy_only(given: Mapping[str, Any]) -> bool:
@@ -43,17 +43,17 @@ def is_earlier(given: Mapping[str, Any]) -> bool:
 
 
 def completed(components: Mapping[str, Stateful], states: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """States for all of an agent's components, whose policy it takes over from another, perhaps with nothing else.
+    """States for all of an agent's components, given another agent's policy and perhaps more of its states.
 
-    What belongs to the agent's former weights begins anew if the other's is not given: the optimizer's moments and the
-    statistics of variance gradient scaling. The rest stays the agent's own.
+    The optimizer's moments and the statistics of variance gradient scaling start anew unless given, since they belong
+    to the former weights. Other components keep their states unless given.
 
     Args:
-        components: Of the agent, by their names in the tree.
-        states: Of the other, with its policy; ``None``: it had no such component.
+        components: The agent's components, by their names in the tree.
+        states: The other agent's states, including its policy; ``None``: it had no such component.
 
     Returns:
-        The states, and in words what was not taken over.
+        The states, and notes on what was not loaded.
     """
     given = {name: state for name, state in states.items() if state is not None and name in components}
     result: dict[str, Any] = {}
@@ -71,13 +71,13 @@ def completed(components: Mapping[str, Stateful], states: Mapping[str, Any]) -> 
 
 
 def upgraded(component: Stateful, state: Any) -> tuple[Any, str | None]:
-    """A component's state in today's form, and what is lost, if it was in another."""
+    """A component's state in the current form, and a note on what is lost, if it had an earlier one."""
     if isinstance(component, VarianceGradientScaler) and isinstance(state, Mapping) and is_earlier_state(state):
         return component.upgraded(state), f"variance gradient scaling: {EARLIER_STATE}"
     if isinstance(component, KLPenalty) and isinstance(state, Mapping) and not set(component.state_dict()) & set(state):
         return (
             component.initial_state_dict(),
-            f"the KL penalty begins anew: its state has another form ({_named(state)})",
+            f"the KL penalty starts anew: its state has another form ({_named(state)})",
         )
     if isinstance(component, Optimizer) and (other := _entry_of_another(component, state)):
         initial, note = anew(component)
@@ -86,7 +86,7 @@ def upgraded(component: Stateful, state: Any) -> tuple[Any, str | None]:
 
 
 def _entry_of_another(optimizer: Optimizer, state: Any) -> Mapping[Any, Any] | None:
-    """What a parameter's state has that does not have what this optimizer's has, if there is one."""
+    """The first parameter's state that lacks what this optimizer keeps, if there is one."""
     entries = state.get("state") if isinstance(state, Mapping) else None
     own = _MOMENTS.get(type(optimizer), set())
     for entry in entries.values() if isinstance(entries, Mapping) else ():
@@ -100,11 +100,11 @@ def _named(state: Mapping[Any, Any]) -> str:
 
 
 def anew(component: Stateful) -> tuple[dict[str, Any], str | None]:
-    """The state of a component that goes on with other weights, and what begins anew, if anything does."""
+    """The state of a component after the weights were replaced, and a note on what starts anew, if anything does."""
     own = dict(component.state_dict())
     if isinstance(component, Optimizer):
-        return {**own, "state": {}}, "the optimizer begins without moments"
+        return {**own, "state": {}}, "the optimizer starts without moments"
     if isinstance(component, VarianceGradientScaler):
         initial = component.initial_state_dict()
-        return initial, "statistics of variance gradient scaling begin anew, with its warm-up"
+        return initial, "statistics of variance gradient scaling start anew, with its warm-up"
     return own, None

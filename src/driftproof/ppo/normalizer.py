@@ -1,4 +1,4 @@
-"""Statistics of observations: those of ``VecNormalize``, as a component of the agent."""
+"""Observation normaliser: the statistics of ``VecNormalize`` as a component of the agent."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _WHOLE = ""
 
 
 class Normalizer:
-    """How observations are normalised, wherever the agent is: in a training environment or without one.
+    """Observation normaliser of an agent, with or without an environment.
 
-    Statistics that were loaded before there is an environment wait for one.
+    Statistics that are loaded before an environment is set are kept until there is one.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Normalizer:
         return self._env is not None or bool(self._waiting)
 
     def wrapped(self, env: VecEnv) -> VecEnv:
-        """The environment, in a ``VecNormalize`` with the agent's statistics if it needs one and has none."""
+        """The environment, wrapped in ``VecNormalize`` with the agent's statistics if it needs one and has none."""
         if not self.is_used or unwrap_vec_normalize(env) is not None:
             return env
         state = self.state_dict()
@@ -45,7 +45,7 @@ class Normalizer:
         return normalizer
 
     def attach(self, env: VecEnv) -> None:
-        """Belong to an environment that :meth:`wrapped` returned; statistics that wait go into its ``VecNormalize``."""
+        """Use an environment that :meth:`wrapped` returned; its ``VecNormalize`` gets statistics loaded before."""
         normalizer = unwrap_vec_normalize(env)
         if normalizer is not None and self._waiting:
             _check_shapes(normalizer, self._waiting)
@@ -53,7 +53,7 @@ class Normalizer:
         self._env, self._is_attached, self._waiting = normalizer, True, {}
 
     def normalize(self, observation: Any) -> Any:
-        """Observations as the policy wants them, from those that an environment gives."""
+        """Normalise an environment's observations for the policy."""
         if self._env is not None:
             return self._env.normalize_obs(observation)
         if not self._waiting:
@@ -63,13 +63,13 @@ class Normalizer:
         return stub.normalize_obs(observation)
 
     def state_dict(self) -> dict[str, Any]:
-        """Statistics and settings; nothing if observations are not normalised. Whether they move is the wrapper's."""
+        """Statistics and settings without ``training``; empty if observations are not normalised."""
         return self._waiting if self._env is None else statistics_of(self._env)
 
     def check_state_dict(self, state_dict: Any) -> None:
-        """Raise a ``CheckpointError`` for statistics that are none, or are of other observations.
+        """Raise a ``CheckpointError`` for statistics that are invalid, or of other observations.
 
-        So are those of an agent whose observations are normalised, if this one's are not, and the other way round.
+        Also if only one of the two agents normalises observations.
         """
         _check(state_dict)
         if not self._is_attached:
@@ -84,11 +84,11 @@ class Normalizer:
         elif state_dict:
             raise CheckpointError(
                 "the state is of an agent whose observations are normalised, but this one's environment has no "
-                "VecNormalize: put one around it, VecNormalize(env, norm_reward=False)"
+                "VecNormalize: wrap it, VecNormalize(env, norm_reward=False)"
             )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over statistics.
+        """Load statistics.
 
         Raises:
             CheckpointError: They do not fit; nothing has changed.
@@ -101,7 +101,7 @@ class Normalizer:
 
 
 def statistics_of(env: VecNormalize) -> dict[str, Any]:
-    """What a :class:`Normalizer` with this environment holds."""
+    """State of a :class:`Normalizer` with this environment."""
     state: dict[str, Any] = {"norm_obs": env.norm_obs}
     state |= {"clip_obs": float(env.clip_obs), "epsilon": float(env.epsilon), "gamma": float(env.gamma)}
     state |= {"norm_reward": env.norm_reward, "clip_reward": float(env.clip_reward)}
@@ -115,7 +115,7 @@ def statistics_of(env: VecNormalize) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def unchanged_on_error(env: object) -> Iterator[None]:
-    """Give an environment its own statistics back if something fails."""
+    """Restore an environment's statistics if the block raises an error."""
     normalizer = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
     before = None if normalizer is None else statistics_of(normalizer)
     try:
@@ -136,16 +136,16 @@ def _check_shapes(env: VecNormalize, state: Mapping[str, Any]) -> None:
 
 
 def _arguments(state: Mapping[str, Any]) -> dict[str, Any]:
-    # Older files know nothing of rewards, which were never scaled then.
+    # Older files lack the settings of reward scaling, which was not supported.
     rewards = {"norm_reward": False, "clip_reward": 10.0}
     names = ("norm_obs", "clip_obs", "gamma", "epsilon", "norm_obs_keys")
     return {name: state[name] for name in names} | {name: state.get(name, rewards[name]) for name in rewards}
 
 
 def _fill(env: VecNormalize, state: Mapping[str, Any]) -> None:
-    """Put statistics, and how observations are normalised, into a wrapper.
+    """Write statistics and settings of observations into a wrapper.
 
-    Whether it scales rewards is up to whoever made it, as ``training`` is: environments for evaluation do not.
+    ``norm_reward`` and ``training`` stay the wrapper's own, as environments for evaluation need.
     """
     for name, value in _arguments(state).items():
         if name != "norm_reward":
@@ -165,13 +165,13 @@ def _as_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _moments(rms: RunningMeanStd) -> dict[str, Any]:
-    # Tensors, which torch.load(..., weights_only=True) reads without NumPy being allowed.
+    # Tensors: torch.load(..., weights_only=True) does not read NumPy arrays.
     mean, var = (torch.from_numpy(np.array(each, np.float64)) for each in (rms.mean, rms.var))
     return {"mean": mean, "var": var, "count": float(rms.count)}
 
 
 def _running(moments: Mapping[str, Any]) -> RunningMeanStd:
-    """From tensors, or from arrays, as older files have them."""
+    """Running statistics from tensors, or from arrays, which older files have."""
     result = RunningMeanStd(shape=np.shape(moments["mean"]))
     result.mean, result.var = (torch.as_tensor(moments[name]).double().cpu().numpy().copy() for name in ("mean", "var"))
     result.count = float(moments["count"])
@@ -195,7 +195,7 @@ def _check(state: Any) -> None:
     check("normalizer", state, table(rules, {"norm_reward": flag, "clip_reward": number(above=0)}))
     keys = [_WHOLE] if state["norm_obs_keys"] is None else state["norm_obs_keys"]
     if sorted(state["obs_rms"]) != (sorted(keys) if state["norm_obs"] else []):
-        raise CheckpointError("the normalizer has no statistics of what it normalises, or of something else")
+        raise CheckpointError("the normalizer's statistics do not match the observations that it normalises")
     for each in (*state["obs_rms"].values(), state["ret_rms"]):
         if np.shape(each["mean"]) != np.shape(each["var"]):
             raise CheckpointError("mean and var of observations have different shapes")

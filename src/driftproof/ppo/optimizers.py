@@ -19,18 +19,18 @@ from driftproof.settings.unused import refuse_unused
 def optimizer_in_policy_kwargs(
     policy_kwargs: Mapping[str, Any], optimizer: str | type[Optimizer], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str | type[Optimizer], dict[str, Any]]:
-    """Take the optimizer from where Stable-Baselines3 has it, ``policy_kwargs``.
+    """Take the optimizer from ``policy_kwargs``, where Stable-Baselines3 has it.
 
     Args:
-        policy_kwargs: May have ``optimizer_class`` and ``optimizer_kwargs``.
-        optimizer: The agent's argument.
-        options: The agent's argument.
+        policy_kwargs: The agent's argument, perhaps with ``optimizer_class`` and ``optimizer_kwargs``.
+        optimizer: The agent's argument ``optimizer_class``.
+        options: The agent's argument ``optimizer_kwargs``.
 
     Returns:
         ``policy_kwargs`` without them, the optimizer and its arguments.
 
     Raises:
-        ValueError: It is given twice, and differently.
+        ValueError: Two different optimizers are given.
     """
     rest = dict(policy_kwargs)
     kind, kwargs = rest.pop("optimizer_class", None), rest.pop("optimizer_kwargs", None)
@@ -55,12 +55,12 @@ def optimizer_class(optimizer: str | type[Optimizer]) -> type[Optimizer]:
 
 
 def unused_options(optimizer: str | type[Optimizer], options: Mapping[str, Any]) -> dict[str, str]:
-    """Arguments of an optimizer that have no effect beside the others, each with what it needs."""
+    """Arguments of an optimizer without effect next to the others, each with what it needs."""
     return unused_by_optimizer(OPTIMIZERS.name(optimizer), options)
 
 
 def check_options(optimizer: str | type[Optimizer], options: Mapping[str, Any]) -> None:
-    """Refuse arguments of an optimizer that have no effect beside the others."""
+    """Refuse arguments of an optimizer without effect next to the others."""
     refuse_unused(options, DEFAULTS, unused_options(optimizer, options), "optimizer_kwargs: ")
 
 
@@ -71,14 +71,14 @@ def make_optimizer(
     kwargs: Mapping[str, Any],
     capturable: bool = False,
 ) -> Optimizer:
-    """The optimizer, in its fast form where torch's own has one.
+    """Build the optimizer, in its fused form where torch's own has one.
 
     Args:
-        kind: Its class.
-        parameters: What it optimizes.
+        kind: Class of the optimizer.
+        parameters: Parameters to optimize.
         lr: Learning rate.
-        kwargs: More arguments.
-        capturable: Keep all state, and the learning rate, on the device, as CUDA graphs and masked steps want it.
+        kwargs: Further arguments of the optimizer.
+        capturable: Keep all state, and the learning rate, on the device, as CUDA graphs and masked steps need.
     """
     parameters = list(parameters)
     arguments: dict[str, Any] = {**kwargs, "lr": lr}
@@ -87,7 +87,7 @@ def make_optimizer(
         if "capturable" in inspect.signature(kind).parameters:
             arguments["capturable"] = True
     if kind in (torch.optim.Adam, torch.optim.AdamW):
-        # As Stable-Baselines3 has it for PPO.
+        # Stable-Baselines3's default for PPO.
         arguments.setdefault("eps", 1e-5)
     if kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD) and not {"foreach", "fused"} & set(arguments):
         arguments["fused"] = True

@@ -18,7 +18,7 @@ def given_in_vain(
     """
     for name, needed in unused.items():
         if name in given and given[name] != defaults[name]:
-            yield name, f"{given[name]!r} would have no effect, it is for {needed}; remove it"
+            yield name, f"{given[name]!r} would have no effect: it needs {needed}; remove it"
 
 
 def refuse_unused(
