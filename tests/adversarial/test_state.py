@@ -113,9 +113,9 @@ def test_parameters_bring_the_adversary_of_the_donor():
 
 def test_a_plain_agent_and_an_attacked_one_are_told_apart():
     plain, attacked = make(None), make()
-    with pytest.raises(ValueError, match=r"no use for \['adversary_state'\]"):
+    with pytest.raises(ValueError, match=r"have unknown \['adversary_state'\]"):
         plain.set_parameters(attacked.get_parameters())
-    with pytest.raises(ValueError, match=r"nothing to load for \['adversary_state'\]"):
+    with pytest.raises(ValueError, match=r"the states lack \['adversary_state'\]"):
         attacked.set_parameters(plain.get_parameters())
     with pytest.warns(UserWarning, match="adversar"):
         attacked.set_parameters(plain.get_parameters(), exact_match=False)
@@ -175,7 +175,7 @@ class TestHyperparameters:
     def test_a_plain_agent_has_none(self):
         with pytest.raises(KeyError, match=r"'adversary.epsilon' cannot change.*adversarial training is off"):
             make(None).hyperparams["adversary.epsilon"] = 0.1
-        assert "set when the agent is made" in make().hyperparams.fixed["adversarial"]
+        assert "fixed when the agent is constructed" in make().hyperparams.fixed["adversarial"]
 
     def test_a_population_searches_them(self):
         """A member takes over another's adversary, with a mutated radius that stays in force."""

@@ -53,7 +53,7 @@ def test_convert_makes_an_agent_that_can_be_loaded_and_evaluated(old, tmp_path, 
     code, output, _ = call(capsys, "convert", path, target, "--env", "CartPole-v1")
     assert code == 0
     assert "v2_full_parameters" in output
-    assert "policy: 26 of 26 tensors taken over" in output
+    assert "policy: 26 of 26 tensors loaded" in output
     loaded = DistributionalPPO.load(target, "CartPole-v1", device="cpu")
     given, taken = (without(each.get_parameters(), ["policy.optimizer/param_groups"]) for each in (agent, loaded))
     assert compare(taken, given) == []
@@ -102,7 +102,7 @@ def test_convert_builds_networks_as_configured(tmp_path, capsys):
     command = ["convert", tmp_path / "old.pt", tmp_path / "new", "--config", tmp_path / "agent.yaml"]
     code, output, errors = call(capsys, *command)
     assert code == 0, errors
-    assert "20 of 20 tensors taken over" in output
+    assert "20 of 20 tensors loaded" in output
     assert "optimizer: not in the file" in output
     loaded = DistributionalPPO.load(tmp_path / "new.zip", device="cpu")
     assert compare(dict(loaded.policy.state_dict()), dict(agent.policy.state_dict())) == []
@@ -114,7 +114,7 @@ def test_convert_lists_what_fits_in_part(old, tmp_path, capsys):
     assert code == 0
     assert "policy: of another shape: " in output
     assert "policy: no place for: " in output
-    assert "policy.optimizer: not taken over, for it belongs to other weights" in output
+    assert "policy.optimizer: not loaded, since it belongs to other weights" in output
 
 
 def test_convert_says_which_option_is_missing(old, tmp_path, capsys):

@@ -46,7 +46,7 @@ def checkpoints(folder):
 def test_a_run_begins_with_another(source, runs, capsys):
     folder, output = trained(capsys, runs, "second", "--from", "first")
     assert f"begins with {source}" in output
-    assert "taken over: policy, return_scale, normalizer, optimizer, vgs" in output
+    assert "loaded: policy, return_scale, normalizer, optimizer, vgs" in output
     assert load(folder / "config.yaml") == load(source / "config.yaml")
     before, first, later = checkpoints(source)[-1], read(folder / "origin.zip"), checkpoints(folder)
     assert compare(first.tree["optimizer"]["state"], before.tree["optimizer"]["state"]) == []
@@ -62,7 +62,7 @@ def test_a_run_begins_with_another(source, runs, capsys):
 
 def test_settings_may_be_others(source, runs, capsys, tmp_path):
     folder, output = trained(capsys, runs, "changed", "--from", source, "--set", "ppo.learning_rate=0.001")
-    assert "learning_rate 0.002 there, 0.001 here" in output
+    assert "learning_rate 0.002 in the checkpoint, 0.001 here" in output
     assert checkpoints(folder)[-1].tree["hyperparams"]["learning_rate"] == 0.001
     config = load(source / "config.yaml")
     (tmp_path / "c.yaml").write_text((source / "config.yaml").read_text().replace("adaptive_upgd", "adam"))
@@ -73,9 +73,9 @@ def test_settings_may_be_others(source, runs, capsys, tmp_path):
 
 def test_other_networks_are_told(source, runs, capsys):
     line = error(capsys, "train", "--from", source, "--set", "policy.net_arch=[16]", "--runs-dir", runs, "--name", "x")
-    assert "action_head.weight is (2, 8) there and (2, 16) here" in line
+    assert "action_head.weight is (2, 8) in the checkpoint and (2, 16) here" in line
     line = error(capsys, "train", "--from", source, "--env", "Acrobot-v1", "--runs-dir", runs, "--name", "x")
-    assert "actor_network.0.weight is (8, 4) there and (8, 6) here" in line
+    assert "actor_network.0.weight is (8, 4) in the checkpoint and (8, 6) here" in line
     options = ["--set", "env.normalize_observations=false", "--runs-dir", runs, "--name", "x"]
     assert "normalised" in error(capsys, "train", "--from", source, *options)
     assert not (runs / "x").exists()
@@ -124,7 +124,7 @@ class TestCheckpoints:
         agent.save(tmp_path / "agent.zip")
         options = ["--from", tmp_path / "agent.zip", "--env", "CartPole-v1", *SHORT]
         folder, output = trained(capsys, tmp_path, "run", *options)
-        assert "taken over: policy, return_scale, normalizer, optimizer, vgs, kl_penalty" in output
+        assert "loaded: policy, return_scale, normalizer, optimizer, vgs, kl_penalty" in output
         found = DistributionalPPO.load(CheckpointStore(folder / "checkpoints").latest(), device="cpu")
         settings = found.settings()
         for name in ("n_steps", "batch_size", "n_epochs", "learning_rate", "target_kl"):

@@ -185,7 +185,7 @@ def test_attributes_travel_if_they_are_plain_and_are_named_if_not(tmp_path):
 
 def test_functions_are_announced_when_they_are_saved(tmp_path):
     model = small(learning_rate=lambda remaining: 1e-3 * remaining)
-    with pytest.warns(UserWarning, match="only names learning_rate, a function: to load it, pass it again"):
+    with pytest.warns(UserWarning, match="by name only: learning_rate; pass them to load"):
         model.save(tmp_path / "agent.zip")
     DistributionalPPO.load(tmp_path / "agent.zip", custom_objects={"learning_rate": 1e-3})
 
@@ -212,7 +212,7 @@ def test_parameters_that_are_missing_stay_without_exact_match():
     given = other.get_parameters()
     kept = model.policy.state_dict()["action_head.bias"].clone()
     del given["policy"]["action_head.bias"]
-    with pytest.warns(UserWarning, match=r"action_head.bias are not given"):
+    with pytest.warns(UserWarning, match=r"the state lacks action_head.bias"):
         model.set_parameters(given, exact_match=False)
     assert model.policy.state_dict()["action_head.bias"].equal(kept)
     torch.testing.assert_close(model.policy.state_dict()["action_head.weight"], given["policy"]["action_head.weight"])

@@ -90,7 +90,7 @@ def test_switches():
         ({"vgs_enabled": False, "variance_gradient_scaling": True}, ValueError, "are the same setting"),
         ({"vgs_enabled": False, "vgs_kwargs": {"enabled": True}}, ValueError, "two values of one setting"),
         ({"vgs_enabled": False, "vgs_beta": 0.9}, ValueError, "variance_gradient_scaling is off"),
-        ({"vgs_kwargs": {"enabled": False, "beta": 0.9}}, ValueError, "enabled=False, and then nothing else"),
+        ({"vgs_kwargs": {"enabled": False, "beta": 0.9}}, ValueError, "enabled=False, so nothing else"),
         ({"vgs_enabled": 1}, ValueError, "Invalid vgs_enabled: 1"),
         ({"vgs_beta": 1.5}, ValueError, "Invalid beta: 1.5"),
         ({"vgs_betta": 0.5}, TypeError, "unexpected keyword argument 'vgs_betta'; did you mean 'vgs_beta'?"),

@@ -159,7 +159,7 @@ def test_behaviour_is_cloned_with_evaluate_actions():
 
 
 def test_actions_of_another_number_are_refused():
-    with pytest.raises(ValueError, match=r"actions have shape \(5, 2\); 6 observations want \(6, 2\)"):
+    with pytest.raises(ValueError, match=r"actions have shape \(5, 2\); 6 observations need \(6, 2\)"):
         MlpPolicy(OBSERVATIONS, ACTIONS["box"]).evaluate_actions(observations(6), torch.zeros(5, 2))
 
 
@@ -362,7 +362,7 @@ def test_files_that_do_not_fit_say_so(tmp_path):
     policy = MlpLstmPolicy(OBSERVATIONS, ACTIONS["box"])
     policy._arguments["lstm_hidden_size"] = 60_000
     policy.save(tmp_path / "huge")
-    with pytest.raises(CheckpointError, match="other weights than it holds"):
+    with pytest.raises(CheckpointError, match="its settings and its weights differ"):
         MlpLstmPolicy.load(tmp_path / "huge")
     policy._arguments["activation_fn"] = lambda: None
     with pytest.raises(TypeError, match="activation_fn has a function, which a file cannot hold"):

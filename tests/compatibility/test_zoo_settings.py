@@ -100,7 +100,7 @@ ENTRIES = {
         },
     ),
 }
-EXPECTED = ".*(scales rewards, which is not needed|does not divide the rollout|only names)"
+EXPECTED = ".*(scales rewards, which is not needed|does not divide the rollout|by name only)"
 
 
 def environments(env, number, normalize, evaluation=False):
@@ -174,7 +174,7 @@ def test_a_decay_that_rounding_leaves_below_zero_can_be_saved_and_loaded(tmp_pat
 
     assert decay(0.0) < 0
     model = DistributionalPPO("MlpPolicy", CARTPOLE, decay, n_steps=32, n_epochs=1, device="cpu").learn(32)
-    with pytest.warns(UserWarning, match="only names learning_rate"):
+    with pytest.warns(UserWarning, match="by name only: learning_rate"):
         model.save(tmp_path / "agent")
     DistributionalPPO.load(tmp_path / "agent", make_vec_env(CARTPOLE), "cpu", {"learning_rate": decay})
 
@@ -204,7 +204,7 @@ def test_a_class_of_ones_own_may_be_given_to_load_as_a_setting(tmp_path):
 def test_custom_objects_replace_a_function_that_the_file_only_names(given, tmp_path):
     model = DistributionalPPO("MlpPolicy", CARTPOLE, lambda left: 1e-3 * left, n_steps=16, n_epochs=1, device="cpu")
     model.hyperparams["learning_rate"] = 2e-3
-    with pytest.warns(UserWarning, match="only names learning_rate"):
+    with pytest.warns(UserWarning, match="by name only: learning_rate"):
         model.save(tmp_path / "agent")
     loaded = DistributionalPPO.load(tmp_path / "agent", device="cpu", custom_objects={"learning_rate": given})
     assert loaded.lr_schedule(1.0) == 5e-4

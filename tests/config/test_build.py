@@ -276,7 +276,7 @@ def test_modules_that_cannot_be_imported_are_told(code, problem, tmp_path, monke
         ("{name: gamma, min_value: 0.5, max_value: 2}", "pbt: 'gamma': max_value=2.0 would not be in force"),
         ("{name: ent_coef, min_value: 0.001, max_value: 0.1}", "min_value=0.001 would not be in force"),
         ("{name: gamma, min_value: 0.9}", "pbt: 'gamma' has min_value=0.9, max_value=None and no values"),
-        ("{name: clip_range_vf, min_value: 0.1, max_value: 1}", "it was not given when the agent was made"),
+        ("{name: clip_range_vf, min_value: 0.1, max_value: 1}", "the agent was constructed without it"),
     ],
 )
 def test_searches_are_compared_with_the_agent(search, problem):

@@ -532,7 +532,7 @@ def test_sequences_longer_than_the_rollout_are_refused():
 
 
 def test_sequences_are_for_policies_with_memory():
-    with pytest.raises(ValueError, match="sequence_length=4 is for recurrent policies; MlpPolicy is none"):
+    with pytest.raises(ValueError, match="sequence_length=4 needs a recurrent policy; MlpPolicy is not"):
         small(broken(None), "MlpPolicy", sequence_length=4)
     small(broken(None), "MlpPolicy", sequence_length=1).learn(24)
 
@@ -553,7 +553,7 @@ def test_log_intervals_are_counts(interval):
 
 
 def test_learning_needs_an_environment(tmp_path):
-    with pytest.raises(ValueError, match=r"give env, or _init_setup_model=False and later set_env\(env\)"):
+    with pytest.raises(ValueError, match=r"pass env, or _init_setup_model=False and call set_env\(env\)"):
         small(None)
     small(Broken()).save(tmp_path / "agent.zip")
     for model in (

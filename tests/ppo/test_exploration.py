@@ -176,7 +176,7 @@ def test_choices_are_refused(env):
 def test_choices_are_refused_when_networks_are_built_later():
     model = DistributionalPPO("MlpPolicy", use_sde=True, _init_setup_model=False)
     model.set_env(gymnasium.make("CartPole-v1"))
-    with pytest.raises(ValueError, match=r"use_sde=True is noise for continuous actions: it needs a Box, not Discrete"):
+    with pytest.raises(ValueError, match=r"use_sde=True needs continuous actions: a Box, not Discrete"):
         model._setup_model()
 
 

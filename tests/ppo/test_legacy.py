@@ -72,14 +72,14 @@ class TestLiteralFiles:
         ]
         text = "\n".join(lines)
         count = len(donor.policy.state_dict())
-        assert f"policy: {count} of {count} tensors taken over" in text
-        assert "policy.optimizer: taken over" in text
+        assert f"policy: {count} of {count} tensors loaded" in text
+        assert "policy.optimizer: loaded" in text
         assert "vgs_state: variance gradient scaling: the state is of an earlier version" in text
         assert "kl_penalty_state: the KL penalty begins anew" in text
         missing = [line for line in lines if line.endswith(": not in the file")]
         assert missing == ["return_scale: not in the file", "normalizer: not in the file"]
         if form == "zip":
-            assert "pytorch_variables_state: the agent has no use for it" in text
+            assert "pytorch_variables_state: not used by the agent" in text
         for name in ("policy", "optimizer"):
             assert not compare(learned(agent)[name], learned(donor)[name]), name
         assert float(agent.kl_penalty.coefficient) == 0.5
@@ -114,7 +114,7 @@ class TestLiteralFiles:
         torch.save(envelope("v2_full_parameters", parameters(donor, None, None)), tmp_path / "old.pt")
         with pytest.warns(FutureWarning, match="without moments: the state is of another optimizer, with 'step'"):
             lines = adopt(agent, tmp_path / "old.pt")
-        assert not any(line.startswith("policy.optimizer: taken over") for line in lines)
+        assert not any(line.startswith("policy.optimizer: loaded") for line in lines)
         assert agent.policy.optimizer.state_dict()["state"] == {}
         agent.learn(UPDATE, reset_num_timesteps=False)
 
@@ -140,7 +140,7 @@ class TestOlderFiles:
         for name in ("optimizer", "vgs", "return_scale", "entropy", "hyperparams", "normalizer"):
             assert not compare(learned(agent)[name], learned(donor)[name]), name
         assert not compare(learned(agent)["policy"], learned(donor)["policy"])
-        assert any("policy.optimizer: taken over" in line for line in lines)
+        assert any("policy.optimizer: loaded" in line for line in lines)
         agent.save(tmp_path / "new.zip")
         assert_same(DistributionalPPO.load(tmp_path / "new.zip", device="cpu"), agent)
 
@@ -161,7 +161,7 @@ class TestOlderFiles:
         lines = "\n".join(adopt(agent, tmp_path / "old.pt"))
         assert "of another shape" in lines
         assert "action_head.weight" in lines
-        assert "policy.optimizer: not taken over" in lines
+        assert "policy.optimizer: not loaded" in lines
         assert torch.equal(learned(agent)["policy"]["action_head.weight"], before)
         name = "actor_core.recurrence.weight_hh_l0"
         assert torch.equal(agent.policy.state_dict()[name], donor.policy.state_dict()[name])
@@ -251,5 +251,5 @@ class TestDeadEnds:
             ):
                 load(tmp_path / "old.pt")
         write(tmp_path / "list.zip", [1, 2])
-        with pytest.raises(CheckpointError, match="holds no states of an agent"):
+        with pytest.raises(CheckpointError, match="does not hold states of an agent"):
             small().set_parameters(tmp_path / "list.zip")

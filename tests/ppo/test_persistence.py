@@ -157,17 +157,17 @@ class TestEveryRoute:
         agent = small()
         with pytest.raises(ValueError, match="'policy' already"):
             agent.register("policy", Toy())
-        with pytest.raises(TypeError, match=r"'mine' must have state_dict\(\)"):
+        with pytest.raises(TypeError, match=r"'mine' needs state_dict\(\)"):
             agent.register("mine", object())
 
     def test_what_is_unset_or_unknown_is_named(self, tmp_path):
         small(kind=WithToy).save(tmp_path / "toy.zip")
         small().save(tmp_path / "plain.zip", exclude=["vgs"])
-        with pytest.warns(UserWarning, match=r"nothing to load for \['vgs'\]"):
+        with pytest.warns(UserWarning, match=r"the states lack \['vgs'\]"):
             DistributionalPPO.load(tmp_path / "plain.zip", device="cpu")
-        with pytest.raises(ValueError, match=r"no use for \['toy_state'\]"):
+        with pytest.raises(ValueError, match=r"have unknown \['toy_state'\]"):
             small().set_parameters(tmp_path / "toy.zip")
-        with pytest.warns(UserWarning, match=r"no use for \['toy_state'\]"):
+        with pytest.warns(UserWarning, match=r"have unknown \['toy_state'\]"):
             small().set_parameters(tmp_path / "toy.zip", exact_match=False)
 
     def test_some_components_can_be_saved_alone(self, tmp_path):
@@ -267,7 +267,7 @@ class TestExactness:
 
         saving = SaveCheckpoints(tmp_path, restart_environments=True, background=False)
         small(env()).learn(UPDATE, saving)
-        with pytest.warns(UserWarning, match="began otherwise"):
+        with pytest.warns(UserWarning, match="returned other observations"):
             DistributionalPPO.load(saving.store.latest(), env(), device="cpu")
 
     def test_what_is_done_cannot_be_resumed(self):
@@ -389,7 +389,7 @@ class TestFilesNameWhatTheyCannotHold:
 
     def test_functions_must_be_given_again(self, tmp_path):
         agent = small(learning_rate=halving)
-        with pytest.warns(UserWarning, match="only names learning_rate"):
+        with pytest.warns(UserWarning, match="by name only: learning_rate"):
             agent.save(tmp_path / "agent.zip")
         with pytest.raises(CheckpointError, match=r"learning_rate=.*halving"):
             DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
@@ -543,7 +543,7 @@ class TestHostileFiles:
 
     def test_a_file_holds_no_pickle(self, tmp_path):
         agent = small(learning_rate=halving, policy_kwargs={"features_extractor_class": Extractor}).learn(UPDATE)
-        with pytest.warns(UserWarning, match="only names learning_rate"):
+        with pytest.warns(UserWarning, match="by name only: learning_rate"):
             agent.save(tmp_path / "agent.zip")
         with zipfile.ZipFile(tmp_path / "agent.zip") as archive:
             assert archive.namelist() == ["manifest.json", "state.safetensors"]
@@ -633,7 +633,7 @@ class TestWhatReviewersFound:
     def test_statistics_for_an_environment_without_a_wrapper(self):
         donor, agent = small(cart_poles(normalize=True)).learn(UPDATE), small()
         before = learned(agent)
-        with pytest.raises(ValueError, match=r"has no VecNormalize: put one around it"):
+        with pytest.raises(ValueError, match=r"has no VecNormalize: wrap it"):
             agent.set_parameters(donor.get_parameters())
         assert not compare(learned(agent), before)
 
@@ -737,7 +737,7 @@ class TestWhatReviewersFound:
         config = agent.config()
         config["settings"][place[0]][place[1]] = value
         write(tmp_path / "agent.zip", agent.state_tree(), config=config)
-        with pytest.raises(CheckpointError, match="more layers than weights"):
+        with pytest.raises(CheckpointError, match="more layers than it has weights"):
             DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
 
     def test_spaces_that_would_take_gigabytes(self, tmp_path):
@@ -855,7 +855,7 @@ class TestWhatReviewersFound:
 
     def test_hyperparameters_that_only_one_has(self):
         cautious, plain = small(cvar_alpha=0.5), small()
-        with pytest.warns(UserWarning, match=r"no hyper-parameters \['cvar_alpha'\]"):
+        with pytest.warns(UserWarning, match=r"lacks the hyper-parameters \['cvar_alpha'\]"):
             cautious.set_parameters(plain.get_parameters())
         with pytest.raises(ValueError, match="cvar_alpha"):
             plain.set_parameters(cautious.get_parameters())

@@ -227,7 +227,7 @@ def test_parameters_that_are_wrong_change_nothing(agent, tmp_path):
     wrong = replaced(agent.get_parameters(), ("policy", name), torch.zeros(3, 5, 7))
     with pytest.raises(CheckpointError, match="of shape"):
         agent.set_parameters(wrong)
-    with pytest.raises(ValueError, match="nothing to load"):
+    with pytest.raises(ValueError, match="the states lack"):
         agent.set_parameters({})
     for parameters in ({1: 2}, {"policy": None}):
         with pytest.raises(CheckpointError):

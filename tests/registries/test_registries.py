@@ -180,7 +180,7 @@ def test_classes_in_python(tmp_path):
     )
     agent.learn(32)
     agent.save(tmp_path / "agent")
-    with pytest.raises(CheckpointError, match="files only name"):
+    with pytest.raises(CheckpointError, match="the file holds by name only"):
         DistributionalPPO.load(tmp_path / "agent", env)
     given = {
         "optimizer_class": toys.SignDescent,

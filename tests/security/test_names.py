@@ -117,13 +117,13 @@ class TestTheBreakInOfTheAudit:
     def test_the_checkpoint_alone(self, stranger, tmp_path, capsys):
         alone = shutil.copy(stranger.checkpoint, tmp_path / "alone.zip")
         said = refused(capsys, stranger, "evaluate", alone, "--env", "CartPole-v1")
-        assert "subprocess.Popen, which files only name" in said
+        assert "subprocess.Popen, which the file holds by name only" in said
         said = refused(capsys, stranger, "evaluate", alone, "--env", "CartPole-v1", "--trust", "subprocess")
         assert "is not a subclass of" in said
 
     def test_in_python(self, stranger):
         for options in ({}, {"trusted": ["subprocess"]}, {"custom_objects": {"Popen": __import__("subprocess").Popen}}):
-            with pytest.raises(CheckpointError, match=r"which files only name|is not a subclass of"):
+            with pytest.raises(CheckpointError, match=r"which the file holds by name only|is not a subclass of"):
                 DistributionalPPO.load(stranger.checkpoint, device="cpu", **options)
         stranger.assert_nothing_ran()
 

@@ -1,1 +1,1 @@
-"""Networks of the agent: recurrent cores, value heads, policies. Pure modules: no training state."""
+"""Networks of the agent: recurrent cores, value heads and policies, without training state."""

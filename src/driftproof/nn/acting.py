@@ -1,4 +1,4 @@
-"""How policies act: one step after the other, with noise."""
+"""Acting: single steps of a policy, with exploration noise."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Acting(PolicyInterface):
     def _with_spread(self, outputs: Tensor, latent: Tensor) -> Tensor: ...
 
     def stepper(self, by_module: bool = False) -> RolloutStep:
-        """One step of acting, without gradients, for weights that do not change while it is used.
+        """Function for one step of acting, without gradients; weights must not change while it is used.
 
-        Takes observations ``[B, ...]`` and the state before them.
+        It takes observations ``[B, ...]`` and the recurrent state before them.
 
         Args:
             by_module: Call the modules of the actor, so that an exported graph names their parameters. Slower.
@@ -58,7 +58,7 @@ class Acting(PolicyInterface):
         return step
 
     def _core_stepper(self) -> Callable[[Tensor, Tensor, PolicyState], tuple[Tensor, Tensor, PolicyState]]:
-        """From features for the actor, features for the critics and the state to what both remember."""
+        """Function from the actor's features, the critics' features and the state to both cores' outputs."""
         if self.critic_core is None:
             actor_step = self.actor_core.stepper()
 
@@ -88,10 +88,10 @@ class Acting(PolicyInterface):
         """Draw the exploration matrices of gSDE anew.
 
         Args:
-            n_envs: One for each of so many environments.
+            n_envs: Number of environments, each with its own matrix.
         """
         if self.exploration is None:
-            raise ValueError("reset_noise() is for policies with use_sde=True; others draw noise at every step")
+            raise ValueError("reset_noise() needs a policy with use_sde=True; others draw noise at every step")
         check_count("n_envs", n_envs, at_least=1)
         self.exploration.draw(n_envs)
 
@@ -99,8 +99,8 @@ class Acting(PolicyInterface):
         """Noise for ``distribution.sample`` at every step of a rollout.
 
         Args:
-            steps: Of the rollout.
-            envs: In parallel.
+            steps: Steps of the rollout.
+            envs: Parallel environments.
             sde_sample_freq: Steps between draws of the exploration matrices of gSDE; -1: one for the rollout.
         """
         if self.exploration is None:
@@ -110,13 +110,13 @@ class Acting(PolicyInterface):
         return lambda step, parameters, latent: correlated(step, latent, parameters[..., dim:])
 
     def _noise(self, parameters: Tensor, latent: Tensor) -> Tensor:
-        """Noise for one step: from the exploration matrices in force, or drawn for it."""
+        """Noise for one step, from the current exploration matrices or newly drawn."""
         if self.exploration is None:
             return self.distribution.noise(len(parameters), device=parameters.device)
         return self.exploration.noise(latent, self.log_std, parameters[..., self.exploration.dim :])
 
     def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
-        """Actions for the first step of episodes; :meth:`predict` carries a state."""
+        """Actions for the first step of episodes; :meth:`predict` takes a recurrent state."""
         step = self.stepper()(observation, self.initial_state(batch_size(observation)))
         return self.choose(step.parameters, step.latent, deterministic)
 
@@ -124,9 +124,9 @@ class Acting(PolicyInterface):
         """Actions for the environments: the most probable ones, or random ones.
 
         Args:
-            parameters: Of the actions' distribution ``[B, size]``.
+            parameters: Parameters of the actions' distribution ``[B, size]``.
             latent: The actor's last features ``[B, features]``.
-            deterministic: The most probable ones.
+            deterministic: Choose the most probable actions.
         """
         if deterministic:
             return self.distribution.to_env(self.distribution.mode(parameters))

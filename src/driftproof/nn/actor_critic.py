@@ -1,7 +1,7 @@
 """Policy classes that were written for Stable-Baselines3.
 
 A class that derives from ``ActorCriticPolicy`` keeps its networks and its methods. The agent draws actions from its
-``get_distribution``, takes the values of a rollout from its ``forward``, as Stable-Baselines3 does, and learns with
+``get_distribution``, takes the values of a rollout from its ``forward``, as Stable-Baselines3 does, and trains with
 ``get_distribution`` and ``predict_values``. Its critic predicts one number, the mean return in units of rewards.
 """
 
@@ -49,11 +49,11 @@ _IN_PLACE_OF: dict[str, type[DistributionalPolicy]] = {
     "sb3_contrib.common.recurrent.policies.RecurrentActorCriticCnnPolicy": CnnLstmPolicy,
     "sb3_contrib.common.recurrent.policies.RecurrentMultiInputActorCriticPolicy": MultiInputLstmPolicy,
 }
-"""The libraries' own classes, which ``from stable_baselines3.ppo import MlpPolicy`` names, and ours."""
+"""Policy classes of Stable-Baselines3 and sb3-contrib, and ours that replace them."""
 
 
 class AdaptedPolicy(ActorCriticPolicy):
-    """What the agent asks of a policy, answered by the methods of ``ActorCriticPolicy``. No recurrence, no gSDE."""
+    """Interface of our policies on top of an ``ActorCriticPolicy``. No recurrence, no gSDE."""
 
     written: ClassVar[type[ActorCriticPolicy]]
     """The user's class."""
@@ -65,8 +65,8 @@ class AdaptedPolicy(ActorCriticPolicy):
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], **kwargs: Any) -> None:
         if np.any(getattr(action_space, "start", 0)):
-            raise ArgumentError(f"{self.written.__name__} counts actions from 0, not as {action_space} does")
-        # The agent has its own optimizer, and puts it in the place of this one.
+            raise ArgumentError(f"{self.written.__name__} needs actions that start at 0, not {action_space}")
+        # The agent replaces this optimizer with its own.
         super().__init__(observation_space, action_space, ConstantSchedule(0.0), **kwargs)
         self.distribution = distribution_for(action_space)
         self.heads: list[ValueHead] = [MeanHead()]
@@ -77,11 +77,11 @@ class AdaptedPolicy(ActorCriticPolicy):
         return [self.value_net]
 
     def initial_state(self, batch: int) -> PolicyState:
-        """Nothing is remembered."""
+        """Empty recurrent state."""
         return PolicyState((), ())
 
     def stepper(self) -> RolloutStep:
-        """One step of acting, whose memory is the values that ``forward`` gives."""
+        """Function for one step of acting; the values of ``forward`` stand in for the output of the critics' core."""
 
         def step(observation: Observation, state: PolicyState) -> Step:
             _, values, _ = self(observation)
@@ -90,7 +90,7 @@ class AdaptedPolicy(ActorCriticPolicy):
         return step
 
     def predict_returns(self, memory: Tensor) -> tuple[Tensor, ...]:
-        """The values."""
+        """The values of ``forward``."""
         return (memory,)
 
     def evaluate(self, observation: Observation, *_: Any) -> Evaluation:
@@ -108,7 +108,7 @@ class AdaptedPolicy(ActorCriticPolicy):
         return (self.predict_values(flat).view(*leading, 1),)
 
     def predict_distribution(self, observation: Any, *_: Any) -> tuple[tuple[Tensor, ...], None]:
-        """Values ``[B, 1]`` of observations as environments give them, and no state."""
+        """Values ``[B, 1]`` of an environment's observations, and no state."""
         self.set_training_mode(False)
         return (self.predict_values(self.obs_to_tensor(observation)[0]),), None
 
@@ -125,7 +125,7 @@ class AdaptedPolicy(ActorCriticPolicy):
         return self.distribution.to_env(self.distribution.sample(parameters, noise))
 
     def lacks_second_critic(self, state_dict: Mapping[str, Any]) -> bool:
-        """Never: there is one critic."""
+        """``False``: there is one critic."""
         return False
 
     def _action_parameters(self, observation: Any) -> Tensor:
@@ -136,7 +136,7 @@ class AdaptedPolicy(ActorCriticPolicy):
 
 
 def as_policy(policy: Any) -> Any:
-    """A class that the agent can ask, for one that was written for Stable-Baselines3; anything else as it is."""
+    """Adapt a class that was written for Stable-Baselines3; anything else is returned unchanged."""
     if not isinstance(policy, type) or not issubclass(policy, ActorCriticPolicy) or issubclass(policy, AdaptedPolicy):
         return policy
     if (own := _IN_PLACE_OF.get(f"{policy.__module__}.{policy.__name__}")) is not None:
@@ -149,7 +149,7 @@ def as_policy(policy: Any) -> Any:
     if policy.evaluate_actions is not ActorCriticPolicy.evaluate_actions:
         raise TypeError(
             f"{policy.__name__} has an evaluate_actions() of its own, which the agent does not call: override "
-            "get_distribution() and predict_values(), which it learns with"
+            "get_distribution() and predict_values(), which it trains with"
         )
     return type(policy.__name__, (AdaptedPolicy, policy), {"written": policy, "__module__": policy.__module__})
 

@@ -1,10 +1,10 @@
-"""Recurrent cores: the memory of an agent.
+"""Recurrent cores: LSTM, GRU or none.
 
-A state is a tuple of tensors ``[layers, B, units]``: hidden and cell state of an LSTM, hidden state of a GRU, nothing
-without memory.
+A state is a tuple of tensors ``[layers, B, units]``: hidden and cell state of an LSTM, hidden state of a GRU, empty
+without recurrence.
 
-Cores alike run as one where weights have a leading axis, as ``torch.func.functional_call`` puts them in: the members of
-a population. All shapes here then lead with groups, states ``[G, layers, B, units]`` and sequences
+Identical cores, such as those of a population's members, run as one if their weights have a leading group axis, passed
+by ``torch.func.functional_call``. All shapes then have that axis: states ``[G, layers, B, units]`` and sequences
 ``[G, T, B, features]``.
 """
 
@@ -31,16 +31,16 @@ CoreName: TypeAlias = Literal["lstm", "gru", "none"]
 
 
 class Core(nn.Module, ABC):
-    """Turns a sequence of features into one of memories. One of your own needs :meth:`step` only.
+    """Base class of recurrent cores: from a sequence of features to one of outputs. Subclasses need :meth:`step` only.
 
     Args:
-        features: Width of what comes in.
-        units: Width of what comes out, and of the state.
-        layers: How many, one upon the other.
+        features: Width of the inputs.
+        units: Width of the outputs, and of the state.
+        layers: Number of stacked layers.
     """
 
     parts: ClassVar[int]
-    """Tensors that make up a state."""
+    """Number of tensors in a state."""
 
     def __init__(self, features: int, units: int, layers: int) -> None:
         super().__init__()
@@ -51,21 +51,21 @@ class Core(nn.Module, ABC):
         return tuple(torch.zeros(self.layers, batch, self.units, device=device) for _ in range(self.parts))
 
     def initialise(self) -> None:
-        """Set initial weights that suit the width of what comes in."""
+        """Initialise weights for the width of the inputs."""
 
     @abstractmethod
     def step(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         """One step of time ``[B, features]``: output ``[B, units]`` and the state after it."""
 
     def stepper(self) -> Step:
-        """:meth:`step` without gradients, made fast for weights that do not change while it is used."""
+        """A fast form of :meth:`step` without gradients; weights must not change while it is used."""
         return self.step
 
     def forward(self, inputs: Tensor, state: State, segments: Segments | None = None) -> Tensor:
         """Whole sequences ``[T, B, features]`` at once: outputs ``[T, B, units]``.
 
         Args:
-            inputs: What comes in.
+            inputs: Input sequences.
             state: The state before the first step.
             segments: Where episodes start; ``None``: nowhere after the first step.
         """
@@ -82,7 +82,7 @@ class Core(nn.Module, ABC):
         return torch.cat(outputs, -2)[..., segments.positions, :].view(*inputs.shape[:-1], self.units)
 
     def run(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
-        """Whole sequences in which no episode starts: what :meth:`forward` gives, and the state after the last step."""
+        """Whole sequences in which no episode starts: outputs, and the state after the last step."""
         outputs = []
         for x in inputs.unbind(-3):
             output, state = self.step(x, state)
@@ -90,10 +90,10 @@ class Core(nn.Module, ABC):
         return torch.stack(outputs, -3), state
 
     def masked(self, inputs: Tensor, state: State, keep: Tensor) -> Tensor:
-        """What :meth:`forward` gives, step by step with shapes that depend on no episode, as CUDA graphs want it.
+        """:meth:`forward` step by step, with shapes that do not depend on episodes, as CUDA graphs need.
 
         Args:
-            inputs: ``[T, B, features]``.
+            inputs: Input sequences ``[T, B, features]``.
             state: The state before the first step.
             keep: 0 where an episode starts, 1 elsewhere ``[T, B]``.
         """
@@ -105,7 +105,7 @@ class Core(nn.Module, ABC):
 
 
 class NoCore(Core):
-    """No memory: what comes in goes out."""
+    """No recurrence: the identity."""
 
     parts = 0
 
@@ -139,10 +139,10 @@ class _TorchCore(Core):
         self.recurrence = self.module(features, units, layers, bias=bias, dropout=dropout)
 
     def initialise(self) -> None:
-        """Orthogonal input weights that give every gate something of the size that comes in.
+        """Initialise input weights orthogonally, so that gates see inputs at their own scale.
 
-        torch's are the smaller the more units there are, so that few inputs hardly move them. Recurrent weights stay
-        torch's: with orthogonal ones an agent begins to learn more slowly.
+        torch's initial weights shrink with the number of units, so that few inputs hardly move the gates. Recurrent
+        weights stay torch's: with orthogonal ones, learning starts more slowly.
         """
         for name, parameter in self.recurrence.named_parameters():
             if name.startswith("weight_ih"):
@@ -155,7 +155,7 @@ class _TorchCore(Core):
 
     @abstractmethod
     def _grouped_cell(self, input_gates: Tensor, hidden_gates: Tensor, state: State) -> State:
-        """The same ``[G, B, units]``, from what inputs and hidden state give the gates."""
+        """:meth:`_cell` for groups ``[G, B, units]``, from the gates' arguments by inputs and by hidden state."""
 
     @property
     def _is_grouped(self) -> bool:
@@ -163,13 +163,13 @@ class _TorchCore(Core):
         return bool(weight.dim() == 3)
 
     def _between(self, layer: int, inputs: Tensor) -> Tensor:
-        """What a layer sees of the one before."""
+        """Input of a layer from the outputs of the previous one: dropout, except for the first."""
         if layer == 0 or not self.training:
             return inputs
         return nn.functional.dropout(inputs, self.recurrence.dropout)
 
     def _layer_weights(self, layer: int) -> list[Any]:
-        """Input weights, recurrent weights and their biases; ``None`` for biases that there are not."""
+        """Input weights, recurrent weights and their biases; ``None`` for absent biases."""
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         return [getattr(self.recurrence, f"{name}_l{layer}", None) for name in names]
 
@@ -214,9 +214,9 @@ class LSTMCore(_TorchCore):
     module = nn.LSTM
 
     def initialise(self) -> None:
-        """As every core, and biases of the gates such that a new cell is a leaky average of unit gain.
+        """Initialise as every core, and the gates' biases such that a new cell is a leaky average of unit gain.
 
-        The cell starts as ``0.27 c + 0.73 candidate`` and shows 0.73 of itself. With biases around 0 the outputs are
+        The cell starts as ``0.27 c + 0.73 candidate``, the output gate at 0.73. With biases around 0 the outputs are
         half as large, and a forget gate that is open at first mixes all steps: both make the first updates learn
         less. The ``short`` part of benchmarks/learning.py has the numbers.
         """
@@ -237,7 +237,7 @@ class LSTMCore(_TorchCore):
 
     @property
     def can_fuse(self) -> bool:
-        """Whether :meth:`fused_weights` are of use: on a CPU, with biases."""
+        """Whether :meth:`fused_weights` can be used: on a CPU, with biases."""
         weight: Any = self.recurrence.weight_hh_l0
         return self.recurrence.bias and bool(weight.is_cpu) and not self._is_grouped
 
@@ -286,7 +286,7 @@ PairStep: TypeAlias = Callable[[Tensor, State, State], tuple[tuple[Tensor, State
 
 
 def paired_stepper(first: Core, second: Core) -> PairStep:
-    """The steppers of two cores that see the same, as one, which costs less where they are alike."""
+    """The steppers of two cores with the same inputs as one function, faster if the cores are alike."""
     if not (_is_simple(first) and _is_simple(second) and first.units == second.units):
         steps = first.stepper(), second.stepper()
         return lambda inputs, one, other: (steps[0](inputs, one), steps[1](inputs, other))
@@ -314,7 +314,7 @@ def _is_simple(core: Core) -> bool:
 
 
 def check_core_options(core: str | type[Core], options: Mapping[str, Any]) -> None:
-    """Refuse arguments of ``nn.LSTM`` and ``nn.GRU`` that a core does not pass on, and values that they do not take."""
+    """Refuse arguments of ``nn.LSTM`` and ``nn.GRU`` that a core does not pass on, and invalid values."""
     if CORES.load(core) not in (LSTMCore, GRUCore, NoCore):
         return
     for name in options:
@@ -330,13 +330,13 @@ def check_core_options(core: str | type[Core], options: Mapping[str, Any]) -> No
 def make_core(
     core: str | type[Core], features: int, units: int, layers: int, options: Mapping[str, Any] | None = None
 ) -> Core:
-    """A core.
+    """Build a core.
 
     Args:
         core: ``"lstm"``, ``"gru"``, ``"none"``, the name of one in an installed package, or a class.
-        features: Width of what comes in.
-        units: Width of what comes out.
-        layers: How many.
+        features: Width of the inputs.
+        units: Width of the outputs.
+        layers: Number of layers.
         options: Further arguments: of ``nn.LSTM`` and ``nn.GRU``, ``dropout`` between layers and ``bias``.
     """
     kind: type[Core] = CORES.load(core)
@@ -345,7 +345,7 @@ def make_core(
 
 @contextlib.contextmanager
 def _full_precision() -> Iterator[None]:
-    """No TF32 in cuDNN, so that a training pass says what the rollout said."""
+    """Disable TF32 in cuDNN, so that a training pass computes the same outputs as the rollout."""
     settings: Any = torch.backends.cudnn.rnn
     before = settings.fp32_precision
     settings.fp32_precision = "ieee"
@@ -356,7 +356,7 @@ def _full_precision() -> Iterator[None]:
 
 
 def mask_state(state: State, keep: Tensor) -> State:
-    """The state ``[..., layers, B, units]`` with that of sequences where ``keep`` ``[..., B, 1]`` is 0 set to zero."""
+    """The state ``[..., layers, B, units]``, set to zero where ``keep`` ``[..., B, 1]`` is 0."""
     if keep.dim() > 2:
         keep = keep.unsqueeze(-3)
     return tuple(part * keep for part in state)

@@ -1,7 +1,7 @@
 """Distributions of actions, one for each kind of action space.
 
-The parameters of a distribution are one tensor ``[..., size]``, so that they are stored, compared and differentiated
-like any other; they should be float32 also under autocast. Nothing here reads a value back from the device.
+The parameters of a distribution are one tensor ``[..., size]``; they should be float32 also under autocast. Nothing
+here reads a value back from the device.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ Device: TypeAlias = torch.device | str | None
 _LOG_2PI = math.log(2 * math.pi)
 
 _NODES = 24
-"""Points at which the entropy of a squashed Gaussian is summed."""
+"""Number of points at which the entropy of a squashed Gaussian is summed."""
 
 _REACH = 5.0
-"""The outermost of them, in standard deviations. With 24, entropies are right to 1e-5 for spreads of up to 2."""
+"""The outermost point, in standard deviations. Entropies are exact to 1e-5 for standard deviations up to 2."""
 
 
 class ActionDistribution(nn.Module, ABC):
-    """What all distributions of one action space have in common: how their parameters are read.
+    """Family of distributions over one action space, whose methods take the parameters as a tensor.
 
-    It has no state; it is a module so that its constants move to the device of the policy that it is part of.
+    It has no state; it is a module so that its constants move to the policy's device.
 
     Args:
-        space: Where actions come from.
+        space: Action space.
         size: Width of the parameters.
         action_shape: Shape of one action as it is stored; environments get that of the space.
-        action_dtype: Of what :meth:`sample` makes of float32 parameters.
+        action_dtype: Dtype of :meth:`sample` for float32 parameters.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ActionDistribution(nn.Module, ABC):
 
     @abstractmethod
     def noise(self, *leading: int, device: Device = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Random numbers ``[*leading, ...]`` for :meth:`sample`, whatever the parameters: a whole rollout's at once."""
+        """Random numbers ``[*leading, ...]`` for :meth:`sample`, independent of the parameters."""
 
     @abstractmethod
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
@@ -62,11 +62,11 @@ class ActionDistribution(nn.Module, ABC):
 
     @abstractmethod
     def log_prob(self, parameters: Tensor, actions: Tensor) -> Tensor:
-        """Log-probability of actions, or of their density, ``[...]``.
+        """Log-probability or log-density of actions ``[...]``.
 
         Args:
-            parameters: ``[..., size]``.
-            actions: ``[..., *action_shape]``, exactly: nothing is broadcast.
+            parameters: Parameters ``[..., size]``.
+            actions: Actions ``[..., *action_shape]``, not broadcast.
         """
 
     @abstractmethod
@@ -74,7 +74,7 @@ class ActionDistribution(nn.Module, ABC):
         """Entropy ``[...]``."""
 
     def log_prob_and_entropy(self, parameters: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`log_prob` and :meth:`entropy`, with what they have in common computed once."""
+        """:meth:`log_prob` and :meth:`entropy`, with common terms computed once."""
         return self.log_prob(parameters, actions), self.entropy(parameters)
 
     @abstractmethod
@@ -82,9 +82,9 @@ class ActionDistribution(nn.Module, ABC):
         """The exact Kullback-Leibler divergence KL(old‖new) ``[...]`` of two parameters."""
 
     log_unit: float = 0.0
-    """Logarithm of the volume that environments have for a unit of :meth:`shown`.
+    """Logarithm of the volume in the environment per unit of :meth:`shown`.
 
-    Log-probabilities and entropies are of what environments get: those of what is shown are larger and smaller by it.
+    Log-probabilities and entropies are of the environment's actions: for :meth:`shown`, add and subtract it.
     """
 
     def shown(self, actions: Tensor) -> Tensor:
@@ -92,11 +92,11 @@ class ActionDistribution(nn.Module, ABC):
         return actions
 
     def stored(self, shown: Tensor) -> Tensor:
-        """Actions from what :meth:`shown` returned, or an environment got."""
+        """Stored actions from those of :meth:`shown`; the inverse."""
         return shown.to(self.action_dtype)
 
     def to_env(self, actions: Tensor) -> Tensor:
-        """What the environment gets for actions, ``[..., *shape of the space]``."""
+        """Actions for the environment ``[..., *shape of the space]``."""
         if self.action_shape == self._env_shape:
             return actions
         leading = actions.shape[: actions.dim() - len(self.action_shape)]
@@ -106,7 +106,7 @@ class ActionDistribution(nn.Module, ABC):
         expected = parameters.shape[:-1] + self.action_shape
         if actions.shape != expected:
             raise ValueError(
-                f"actions have shape {tuple(actions.shape)}, but parameters {tuple(parameters.shape)} want "
+                f"actions have shape {tuple(actions.shape)}, but parameters {tuple(parameters.shape)} need "
                 f"{tuple(expected)}"
             )
 
@@ -167,7 +167,7 @@ class MultiCategorical(ActionDistribution):
         super().__init__(space, sum(options), (len(options),), torch.int64)
         self._table = (len(options), max(options))
         self._even = min(options) == max(options)
-        # Position in the parameters of each option, in a table as wide as the widest choice, and what is not an option.
+        # Position of each option in the parameters, in a table as wide as the widest choice, and a mask of padding.
         columns = torch.arange(max(options))
         ends = torch.tensor(options).cumsum(0).unsqueeze(1)
         counts = torch.tensor(options).unsqueeze(1)
@@ -209,16 +209,16 @@ class MultiCategorical(ActionDistribution):
         return super().to_env(actions + self.start)
 
     def _logits(self, parameters: Tensor) -> Tensor:
-        """One row for each choice ``[..., choices, options]``, with nothing left for options that do not exist."""
+        """One row for each choice ``[..., choices, options]``; padding gets probability 0."""
         if self._even:
             return parameters.reshape(parameters.shape[:-1] + self._table)
         table = parameters.index_select(-1, self.padded).reshape(parameters.shape[:-1] + self._table)
-        # Finite, since 0 * -inf is not a number.
+        # Finite, since 0 * -inf is NaN.
         return table.masked_fill(self.padding, torch.finfo(parameters.dtype).min)
 
 
 class Bernoulli(ActionDistribution):
-    """Independent switches. Parameters: log-odds. Actions: 0 or 1 ``[..., n]``, floats; environments get int8."""
+    """Independent binary actions. Parameters: log-odds. Actions: 0 or 1 ``[..., n]``, floats; environments get int8."""
 
     def __init__(self, space: spaces.MultiBinary) -> None:
         count = math.prod(space.shape)
@@ -249,9 +249,9 @@ class Bernoulli(ActionDistribution):
 
 
 class Gaussian(ActionDistribution):
-    """Independent normal numbers. Parameters: means, then logarithms of standard deviations.
+    """Independent normal distributions. Parameters: means, then logarithms of standard deviations.
 
-    Actions: floats ``[..., dim]``, the box laid flat, not clipped; environments get them clipped to the box.
+    Actions: floats ``[..., dim]``, the box flattened, not clipped; environments get them clipped to the box.
     """
 
     low: Tensor
@@ -298,8 +298,7 @@ class SquashedGaussian(Gaussian):
     """A :class:`Gaussian` squashed into the bounds of its box by a hyperbolic tangent.
 
     Actions: floats ``[..., dim]`` before squashing; environments get ``low + (tanh(a) + 1) / 2 * (high - low)``.
-    Log-probability and entropy are those of what environments get. :meth:`mode` is the squashed mean, which is the
-    median.
+    Log-probability and entropy are of the environment's actions. :meth:`mode` is the squashed mean, the median.
     """
 
     nodes: Tensor
@@ -307,7 +306,7 @@ class SquashedGaussian(Gaussian):
 
     def __init__(self, space: spaces.Box) -> None:
         super().__init__(space)
-        # Not of the tensors, which have no values while a policy's shapes are found out on the meta device.
+        # Check the space and not the tensors, which have no values on the meta device.
         extent = space.high.astype(np.float64) - space.low.astype(np.float64)
         if not ((extent > 0) & (extent <= np.finfo(np.float32).max)).all():
             raise ValueError(f"squash_output=True needs an action space with finite bounds, low < high, not {space}")
@@ -323,10 +322,10 @@ class SquashedGaussian(Gaussian):
         return torch.sub(super().log_prob(parameters, actions), slope, alpha=2) - self._log_scale
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """Entropy ``[...]``: the Gaussian's, and the expected logarithm of how far squashing spreads.
+        """Entropy ``[...]``: the Gaussian's plus the expected log-derivative of squashing.
 
         The expectation is summed over evenly spaced points, which is far more exact here than Gauss-Hermite nodes: the
-        integrand is analytic, but bends within one unit however wide the Gaussian is.
+        integrand is analytic, but its curvature is confined to about one unit, however wide the Gaussian is.
         """
         mean, log_std = parameters.chunk(2, -1)
         actions = torch.addcmul(mean.unsqueeze(-1), log_std.exp().unsqueeze(-1), self.nodes)
@@ -343,8 +342,8 @@ class SquashedGaussian(Gaussian):
         return actions.tanh()
 
     def stored(self, shown: Tensor) -> Tensor:
-        edge = 1 - torch.finfo(self.action_dtype).eps
-        return super().stored(shown).clamp(-edge, edge).atanh()
+        limit = 1 - torch.finfo(self.action_dtype).eps
+        return super().stored(shown).clamp(-limit, limit).atanh()
 
     def to_env(self, actions: Tensor) -> Tensor:
         # sigmoid(2a) is (tanh(a) + 1) / 2; lerp never leaves the bounds, not even by rounding.
@@ -359,7 +358,7 @@ def distribution_for(action_space: spaces.Space[Any], squash_output: bool = Fals
         squash_output: For a Box with finite bounds: squash actions into it instead of clipping them.
 
     Raises:
-        TypeError: There is none for this kind of space.
+        TypeError: The kind of space is not supported.
         ValueError: The space cannot be squashed.
     """
     if squash_output and not isinstance(action_space, spaces.Box):
@@ -377,7 +376,7 @@ def distribution_for(action_space: spaces.Space[Any], squash_output: bool = Fals
 
 
 def _gumbel(shape: tuple[int, ...], device: Device, dtype: torch.dtype | None) -> Tensor:
-    # The largest of log-probabilities plus these numbers is a sample.
+    # Gumbel-max trick: the largest of log-probabilities plus Gumbel noise is a sample.
     waits = torch.empty(shape, device=device, dtype=dtype).exponential_()
     return waits.clamp_min_(torch.finfo(waits.dtype).tiny).log_().neg_()
 
@@ -396,7 +395,7 @@ def _kl_of_choice(old: Tensor, new: Tensor) -> Tensor:
 
 
 def _rounded(bounds: np.ndarray[Any, Any], towards: float) -> Tensor:
-    """Bounds laid flat, in the default precision and not outside of those in the precision of the space."""
+    """Flattened bounds in the default precision, rounded so that they do not exceed the space's."""
     exact = torch.tensor(bounds.reshape(-1), dtype=torch.float64)
     near = exact.to(torch.get_default_dtype())
     beyond = near < exact if towards > 0 else near > exact

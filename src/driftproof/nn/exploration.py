@@ -2,11 +2,11 @@
 
 Raffin, Kober & Stulp, "Smooth Exploration for Robotic Reinforcement Learning", CoRL 2021 (arXiv 2005.05719).
 
-Noise that is drawn at every step shakes a robot. Here an action deviates from its mean by ``latent @ weights``, where
+Noise drawn at every step makes a robot jitter. Here an action deviates from its mean by ``latent @ weights``, where
 ``latent`` are the actor's last features and the weights, a random *exploration matrix*, stay the same for many steps:
 similar states get similar deviations. Over all matrices, the action at a state is Gaussian with the variance
-``latent² @ std²``. To the rest of the library that is a Gaussian like any other, with a standard deviation that
-differs from state to state and with standardised noise that is correlated over time.
+``latent² @ std²``. The rest of the library sees a Gaussian with a state-dependent standard deviation and standardised
+noise that is correlated over time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 _EPSILON = 1e-6
-"""Least variance of an action, which a state without features would not have."""
+"""Smallest variance of an action, needed where all features are 0."""
 
 
 class StateDependentExploration(nn.Module):
@@ -27,13 +27,13 @@ class StateDependentExploration(nn.Module):
 
     Args:
         features: Width of the actor's last features.
-        dim: Numbers that make an action.
+        dim: Size of an action.
         full_std: A standard deviation for every element of the matrix, instead of one for every feature.
         use_expln: Let standard deviations above 1 grow with the logarithm of the parameter instead of exponentially.
     """
 
     matrices: Tensor
-    """Exploration matrices in force ``[N, features, dim]``, one for each environment, in standard deviations.
+    """Current exploration matrices ``[N, features, dim]``, one for each environment, in standard deviations.
 
     Saved with the worker that acts, not with the weights: their number is that of the environments.
     """
@@ -44,17 +44,17 @@ class StateDependentExploration(nn.Module):
         self.register_buffer("matrices", torch.randn(1, features, dim), persistent=False)
 
     def initial_log_std(self, value: float) -> Tensor:
-        """Where the parameter begins, ``[features, dim]`` or ``[features, 1]``."""
+        """Initial value of the parameter, ``[features, dim]`` or ``[features, 1]``."""
         return torch.full((self.features, self.dim if self.full_std else 1), float(value))
 
     def draw(self, envs: int) -> None:
         """Draw new exploration matrices, one for each environment."""
-        # They outlast the inference mode that a rollout is collected in.
+        # Outside of inference mode, since they outlast the rollout.
         with torch.inference_mode(False):
             self.matrices = torch.randn(envs, self.features, self.dim, device=self.matrices.device)
 
     def put_in_force(self, matrices: Tensor) -> None:
-        """Use these exploration matrices from now on, whatever number of environments they are for.
+        """Use these exploration matrices from now on, for any number of environments.
 
         Raises:
             ValueError: They have another shape than ``[N, features, dim]``, or are not finite; nothing has changed.
@@ -64,21 +64,21 @@ class StateDependentExploration(nn.Module):
             shape = tuple(matrices.shape) if isinstance(matrices, Tensor) else matrices
             raise ValueError(f"exploration matrices must have the shape [N, {expected[0]}, {expected[1]}], not {shape}")
         if not len(matrices) or not matrices.isfinite().all():
-            raise ValueError("exploration matrices must be finite, and at least one")
+            raise ValueError("exploration matrices must be finite, and there must be at least one")
         self.matrices = matrices.to(self.matrices)
 
     def std(self, log_std: Tensor) -> Tensor:
         """Standard deviations of the matrix's elements, ``[features, dim]`` or ``[features, 1]``."""
         if not self.use_expln:
             return log_std.exp()
-        # What is not chosen must stay finite too, or its gradient is not a number.
+        # The branch that torch.where does not choose must be finite too, or its gradient is NaN.
         above = log_std.clamp_min(0)
         return torch.where(log_std > 0, above.log1p() + 1, log_std.clamp_max(0).exp())
 
     def log_std(self, latent: Tensor, log_std: Tensor) -> Tensor:
         """Logarithms of the actions' standard deviations, ``[..., dim]`` or ``[..., 1]``.
 
-        They teach the parameter, but not the features: these would learn to be small where noise does harm.
+        Gradients go to the parameter, but not to the features, which would otherwise shrink where noise does harm.
 
         Args:
             latent: The actor's last features ``[..., features]``.
@@ -90,32 +90,32 @@ class StateDependentExploration(nn.Module):
         return (variance + _EPSILON).log() / 2
 
     def stepper(self, log_std: Tensor) -> Callable[[Tensor], Tensor]:
-        """The same as :meth:`log_std`, without gradients, for a parameter that does not change while it is used."""
+        """:meth:`log_std` without gradients, as a function; the parameter must not change while it is used."""
         variances = self.std(log_std.detach()).square()
         return lambda latent: torch.add(latent.square() @ variances, _EPSILON).log().mul(0.5)
 
     def noise(self, latent: Tensor, log_std: Tensor, action_log_std: Tensor) -> Tensor:
         """Standardised noise ``[B, dim]``: how far, in their standard deviations, actions are from their means.
 
-        Each row has the matrix of its environment; another number of rows than environments, that of the first.
+        Each row uses its environment's matrix; if the number of rows differs from that of environments, the first.
 
         Args:
             latent: The actor's last features ``[B, features]``.
             log_std: The parameter.
-            action_log_std: What :meth:`log_std` says of these features.
+            action_log_std: Result of :meth:`log_std` for these features.
         """
         return _standardised(latent, self.matrices * self.std(log_std), action_log_std)
 
     def rollout_noise(self, envs: int, sample_freq: int, log_std: Tensor) -> Callable[[int, Tensor, Tensor], Tensor]:
-        """:meth:`noise` for a whole rollout, in which the parameter does not change, with matrices drawn on the way.
+        """:meth:`noise` for a whole rollout, in which the parameter does not change, with matrices drawn as needed.
 
         Args:
-            envs: In parallel.
-            sample_freq: Steps between draws; -1: one when the rollout begins.
+            envs: Parallel environments.
+            sample_freq: Steps between draws; -1: one draw at the start of the rollout.
             log_std: The parameter.
 
         Returns:
-            A function of the number of the step, the features, and the logarithms of the actions' standard deviations.
+            A function of the step's index, the features, and the logarithms of the actions' standard deviations.
         """
         std, weights = self.std(log_std.detach()), self.matrices
 
@@ -130,7 +130,7 @@ class StateDependentExploration(nn.Module):
 
 
 def _standardised(latent: Tensor, weights: Tensor, action_log_std: Tensor) -> Tensor:
-    """Deviations from the mean that features ``[B, features]`` have by weights ``[N, features, dim]``, over the std."""
+    """Deviations from the mean by features ``[B, features]`` and weights ``[N, features, dim]``, over the std."""
     if len(latent) == len(weights) > 1:
         deviation = torch.bmm(latent.unsqueeze(1), weights).squeeze(1)
     else:

@@ -1,4 +1,4 @@
-"""Files of policies without their agents: the arguments that make one, its weights, and the scale of its values."""
+"""Files of policies without their agents: constructor arguments, weights, and the scale of values."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Policy = TypeVar("Policy", bound=nn.Module)
 
 
 def class_name(kind: Any) -> str:
-    """A class as files name it."""
+    """Name of a class in files."""
     return f"{getattr(kind, '__module__', '?')}.{getattr(kind, '__qualname__', type(kind).__qualname__)}"
 
 
 def subclasses(module: ModuleType, kind: type[Any]) -> list[type[Any]]:
-    """Classes of a kind in a module."""
+    """Subclasses of ``kind`` in a module."""
     return [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, kind)]
 
 
@@ -41,7 +41,7 @@ KNOWN_CLASSES: dict[str, type[Any]] = {
         *(layers.FlattenExtractor, layers.NatureCNN, layers.CombinedExtractor),
     )
 }
-"""Classes among a policy's arguments that a file may name."""
+"""Classes among a policy's arguments that are loaded by name."""
 
 _KINDS: dict[str, type[Any]] = {
     "activation_fn": nn.Module,
@@ -49,13 +49,13 @@ _KINDS: dict[str, type[Any]] = {
     "features_extractor_class": layers.BaseFeaturesExtractor,
     "value_head": ValueHead,
 }
-"""Arguments that are classes, and what they must be subclasses of."""
+"""Arguments that are classes, and their required base classes."""
 
 _CONFIG = {"policy", "value_scale"}
 
 
 class ValueScale(Protocol):
-    """Knows in which units of returns critics predict."""
+    """Scale of the returns that critics predict."""
 
     @property
     def snapshot(self) -> Scale:
@@ -64,7 +64,7 @@ class ValueScale(Protocol):
 
 @dataclass(frozen=True)
 class FixedScale:
-    """The units of a policy that was loaded without its agent."""
+    """Scale of a policy that was loaded without its agent."""
 
     snapshot: Scale
 
@@ -75,10 +75,10 @@ def write_policy(
     """Write a policy.
 
     Args:
-        path: A file.
-        arguments: Of the policy's constructor.
-        state: Its weights.
-        scale: The units of its values.
+        path: File name, or an open file.
+        arguments: Arguments of the policy's constructor.
+        state: State dict of the policy.
+        scale: Scale of its values.
     """
     units = None if scale is None else [float(number) for number in scale.snapshot]
     config = {"policy": {name: _encode(name, value) for name, value in arguments.items()}, "value_scale": units}
@@ -88,17 +88,17 @@ def write_policy(
 def read_policy(
     kind: type[Policy], path: File, device: torch.device, given: Mapping[str, Any], trusted: Iterable[str]
 ) -> tuple[Policy, ValueScale | None]:
-    """The policy in a file, and the units of its values.
+    """Read a policy, and the scale of its values.
 
     Args:
-        kind: Its class.
-        path: A file.
-        device: Where to put it.
-        given: Classes that stand for those that the file only names, by argument.
+        kind: Class of the policy.
+        path: File name, or an open file.
+        device: Device of the policy.
+        given: Classes that the file holds by name only, by argument.
         trusted: Modules that such classes may be imported from.
 
     Raises:
-        CheckpointError: It is no such file, or does not fit the class.
+        CheckpointError: The file has another format, or does not fit the class.
     """
     checkpoint = read(path)
     config, tree = checkpoint.config, checkpoint.tree
@@ -123,18 +123,18 @@ def read_policy(
 
 
 def _check_size(kind: type[nn.Module], arguments: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Refuse arguments that do not make the networks whose weights the file holds, before memory is spent on them."""
+    """Refuse arguments whose networks do not match the weights in the file, before memory is allocated for them."""
     if any(isinstance(value, type) and value not in KNOWN_CLASSES.values() for value in arguments.values()):
-        return  # Classes of the user's own need not work without data.
+        return  # Users' own classes need not work on the meta device.
     layer_count = arguments.get("n_lstm_layers", 1)
     if not isinstance(layer_count, int) or layer_count > len(state):
-        raise ValueError("it has more layers than weights")
+        raise ValueError("its settings have more layers than it has weights")
     with torch.device("meta"):
         expected = {name: tuple(tensor.shape) for name, tensor in kind(**arguments).state_dict().items()}
     held = {name: tuple(tensor.shape) for name, tensor in state.items()}
     if expected != held:
         wrong = sorted(name for name in expected.keys() | held.keys() if expected.get(name) != held.get(name))
-        raise ValueError(f"its networks have other weights than it holds: {', '.join(wrong[:5])}")
+        raise ValueError(f"its settings and its weights differ in {', '.join(wrong[:5])}")
 
 
 def _encode(place: str, value: Any) -> Any:
@@ -170,7 +170,7 @@ def _decode(place: str, value: Any, given: Mapping[str, Any], trust: Trust) -> A
 
 
 def _class(place: str, name: Any, given: Mapping[str, Any], trust: Trust) -> type[Any]:
-    """A class that a file names: a known one, one that the caller gave, or one of a trusted module."""
+    """Resolve a class name in a file: a known class, one that the caller passed, or one of a trusted module."""
     kind = _KINDS.get(place, object)
     shown = printable(name, 100)
     try:
@@ -187,7 +187,7 @@ def _class(place: str, name: Any, given: Mapping[str, Any], trust: Trust) -> typ
         raise CheckpointError(f"the argument {place} cannot be read: {printable(error, 200)}") from error
     short = shown.rpartition(".")[2]
     raise CheckpointError(
-        f"the policy was made with {place}={shown}, which files only name: pass it again, "
-        f"load(..., custom_objects={{{place!r}: {short}}}), or trust its module, "
+        f"the policy was built with {place}={shown}, which the file holds by name only: pass it with "
+        f"load(..., custom_objects={{{place!r}: {short}}}), or trust its module with "
         f"load(..., trusted=[{shown.partition('.')[0]!r}])"
     )

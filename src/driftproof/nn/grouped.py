@@ -1,6 +1,6 @@
-"""Layers and recurrent cells of one network, or of ``G`` alike at once: members of a population, or actor and critics.
+"""Layers and recurrent cells of one network, or of ``G`` identical ones: members of a population, or actor and critics.
 
-Groups lead: inputs are ``[G, ..., width]`` and weights ``[G, outputs, inputs]``.
+The group axis leads: inputs are ``[G, ..., width]`` and weights ``[G, outputs, inputs]``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gru_cell(input_gates: Tensor, hidden_gates: Tensor, hidden: Tensor) -> Tensor:
-    """Hidden state ``[..., units]`` from what inputs and hidden state give the gates ``[..., 3 * units]``."""
+    """Hidden state ``[..., units]`` from the gates' arguments by inputs and hidden state ``[..., 3 * units]`` each."""
     units = hidden.shape[-1]
     input_reset, input_update, input_new = torch.split(input_gates, units, -1)
     hidden_reset, hidden_update, hidden_new = torch.split(hidden_gates, units, -1)

@@ -1,7 +1,7 @@
 """Value heads: the last layer of a critic, which predicts a distribution of returns.
 
-The returns are those that critics learn from, λ-returns, and normalised; the return scale of :mod:`driftproof.ppo`
-decodes them. Predictions are tensors ``[..., outputs]`` whose meaning only the head knows, returns are ``[...]``.
+The returns are normalised λ-returns; :class:`driftproof.learner.return_scale.ReturnScale` decodes them. Predictions are
+tensors ``[..., outputs]`` in a form specific to the head, returns are ``[...]``.
 
 Leading axes are free, so that one head serves several members or critics ``[M, ...]`` at once: numbers such as a scale
 or a clip range are then floats, 0-dim, or ``[M]``, and weights ``[M, outputs, features]``.
@@ -37,8 +37,8 @@ class ValueHead(nn.Module, ABC):
     """A distribution of normalised returns from features ``[..., features]``.
 
     Args:
-        features: Width of what comes in.
-        outputs: Numbers that describe the distribution.
+        features: Width of the inputs.
+        outputs: Number of outputs that describe the distribution.
     """
 
     def __init__(self, features: int, outputs: int) -> None:
@@ -48,9 +48,9 @@ class ValueHead(nn.Module, ABC):
         self.linear = nn.Linear(features, outputs)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Predictions ``[..., outputs]``, also under autocast in the precision of the weights.
+        """Predictions ``[..., outputs]``, in the precision of the weights also under autocast.
 
-        With weights per member ``[M, outputs, features]``, as ``torch.func.functional_call`` puts them in, features are
+        With weights per member ``[M, outputs, features]``, passed by ``torch.func.functional_call``, features are
         ``[M, ..., features]``.
         """
         weight, bias = self.linear.weight, self.linear.bias
@@ -71,45 +71,45 @@ class ValueHead(nn.Module, ABC):
 
     @abstractmethod
     def cvar(self, prediction: Tensor, alpha: Number) -> Tensor:
-        """The mean of the worst share ``alpha`` of returns; with ``alpha=1``, the mean."""
+        """Conditional value at risk: the mean of the worst share ``alpha`` of returns; the mean for ``alpha=1``."""
 
     @abstractmethod
     def loss(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """How badly a prediction expects the target, per sample ``[...]``.
+        """Loss of a prediction per sample ``[...]``.
 
         Args:
-            prediction: ``[..., outputs]``.
-            target: ``[...]``, exactly: nothing is broadcast.
+            prediction: Prediction ``[..., outputs]``.
+            target: Normalised returns ``[...]``, not broadcast.
         """
 
     @abstractmethod
     def clip_to(self, prediction: Tensor, old: Tensor, mode: ClipMode, delta: Number) -> Tensor:
-        """The prediction, brought within ``delta`` of an old one.
+        """The prediction, clipped to within ``delta`` of an old one.
 
         Args:
-            prediction: ``[..., outputs]``.
-            old: What the same head predicted before, ``[..., outputs]``.
-            mode: What may differ by ``delta`` at most: the mean, mean and standard deviation, or every quantile.
-            delta: In units of normalised returns; a number, or one per member.
+            prediction: Prediction ``[..., outputs]``.
+            old: Earlier prediction of the same head ``[..., outputs]``.
+            mode: What is clipped: the mean, mean and standard deviation, or every quantile.
+            delta: Largest distance, in units of normalised returns; a number, or one per member.
         """
 
     @abstractmethod
     def difference(self, prediction: Tensor, other: Tensor) -> Tensor:
-        """How far another prediction is from the first, per sample ``[...]``: 0 if they are the same, smooth there."""
+        """Distance of another prediction from the first, per sample ``[...]``: 0 if equal, and smooth there."""
 
     @abstractmethod
     def rescale(self, old: Scale, new: Scale) -> None:
-        """Change the weights so that predictions decoded with the new scale are what they were with the old one."""
+        """Change the weights so that decoded predictions stay the same under the new scale."""
 
     @abstractmethod
     def rescaled(self, prediction: Tensor, old: Scale, new: Scale) -> Tensor:
-        """What the head says after :meth:`rescale`, of a prediction that it made before."""
+        """A prediction made before :meth:`rescale`, converted to the new scale."""
 
     def _as_column(self, target: Tensor, prediction: Tensor) -> Tensor:
         """Targets ``[..., 1]``, one for each prediction."""
         if prediction.shape[:-1] != target.shape:
             raise ValueError(
-                f"targets have shape {tuple(target.shape)}, but predictions {tuple(prediction.shape)} want "
+                f"targets have shape {tuple(target.shape)}, but predictions {tuple(prediction.shape)} need "
                 f"{tuple(prediction.shape[:-1])}"
             )
         return target.to(prediction.dtype).unsqueeze(-1)
@@ -119,19 +119,19 @@ class QuantileHead(ValueHead):
     """Quantiles at the levels ``(i + 1/2) / num_quantiles``, learned by quantile Huber regression.
 
     Dabney et al., "Distributional Reinforcement Learning with Quantile Regression", AAAI 2018 (arXiv 1710.10044).
-    Next to edges and peaks of the density that are sharper than ``huber_kappa``, what is learned still lies within
-    ``huber_kappa`` of the quantile, towards the median, but the share of returns below it is not the level.
+    Near steps and peaks of the density that are narrower than ``huber_kappa``, the learned value is biased towards the
+    median by up to ``huber_kappa``.
 
     Args:
-        features: Width of what comes in.
-        num_quantiles: How many.
-        huber_kappa: Errors below it count squared. Small against the spread of returns, or quantiles become
-            expectiles.
+        features: Width of the inputs.
+        num_quantiles: Number of quantiles.
+        huber_kappa: Threshold of the Huber loss. Keep it small relative to the standard deviation of returns, or
+            quantiles become expectiles.
     """
 
     levels: Tensor
     tilts: Tensor
-    """What errors count of predictions below the target and above it ``[2, num_quantiles]``."""
+    """Weights of errors below the target and above it ``[2, num_quantiles]``."""
 
     def __init__(self, features: int, num_quantiles: int = 32, huber_kappa: float = 0.1) -> None:
         check_count("num_quantiles", num_quantiles, at_least=1)
@@ -149,12 +149,12 @@ class QuantileHead(ValueHead):
         return _root_mean_square(prediction - self.mean(prediction).unsqueeze(-1))
 
     def quantiles(self, prediction: Tensor) -> Tensor:
-        # Quantiles learned apart may cross.
+        # Learned quantiles may cross.
         return prediction.sort(-1).values
 
     def cvar(self, prediction: Tensor, alpha: Number) -> Tensor:
         _check_share(alpha)
-        # Each quantile stands for a share of the returns around its level; the last may count in part.
+        # Each quantile represents an equal share of the returns; the last may count in part.
         share = 1 / self.levels.numel()
         shares = (per_member(alpha, prediction) + share / 2 - self.levels).clamp(0, share)
         worst = (self.quantiles(prediction) * shares).sum(-1)
@@ -162,7 +162,7 @@ class QuantileHead(ValueHead):
 
     def loss(self, prediction: Tensor, target: Tensor) -> Tensor:
         target = self._as_column(target, prediction)
-        # The function itself: that of torch.nn.functional broadcasts first, which takes longer than the loss.
+        # torch.nn.functional's wrapper broadcasts first, which takes longer than the loss.
         columns = target.expand_as(prediction)
         huber = torch._C._nn.huber_loss(prediction, columns, 0, self.huber_kappa)  # type: ignore[arg-type]
         below, above = self.tilts
@@ -182,7 +182,7 @@ class QuantileHead(ValueHead):
         return torch.addcmul(clipped_mean.unsqueeze(-1), centred, stretch.unsqueeze(-1))
 
     def difference(self, prediction: Tensor, other: Tensor) -> Tensor:
-        """The mean square between quantiles of one level: where these are in order, Wasserstein's distance squared."""
+        """Mean squared difference of quantiles: the squared 2-Wasserstein distance if these are in order."""
         return (other - prediction).square().mean(-1)
 
     @torch.no_grad()
@@ -201,14 +201,14 @@ class CategoricalHead(ValueHead):
     """Probabilities of fixed atoms between ``v_min`` and ``v_max``, learned by cross-entropy with projected targets.
 
     Bellemare et al., "A Distributional Perspective on Reinforcement Learning", ICML 2017 (arXiv 1707.06887). Returns
-    outside the support count as its nearest end; :meth:`saturated` tells how many. Changing the scale moves what the
-    atoms stand for and cannot be undone in the weights: decoded values change with it.
+    outside the support are clipped to it; :meth:`saturated` gives their share. A change of scale changes the returns
+    that atoms stand for, which weights cannot compensate: decoded values change with it.
 
     Args:
-        features: Width of what comes in.
-        num_atoms: How many.
+        features: Width of the inputs.
+        num_atoms: Number of atoms.
         v_min: The first atom, in normalised returns.
-        v_max: The last.
+        v_max: The last atom.
     """
 
     support: Tensor
@@ -245,21 +245,19 @@ class CategoricalHead(ValueHead):
 
     def loss(self, prediction: Tensor, target: Tensor) -> Tensor:
         place = self._place(self._as_column(target, prediction))
-        # What a target gives to an atom falls to nothing over the distance between two.
+        # A target's weight on an atom falls linearly to 0 over the distance between two atoms.
         projected = (1 - (place - self.places).abs()).clamp_min(0)
         return -(projected * prediction.log_softmax(-1)).sum(-1)
 
     def clip_to(self, prediction: Tensor, old: Tensor, mode: ClipMode, delta: Number) -> Tensor:
-        """The prediction, its atoms moved and shared among those of the support.
+        """The prediction with its atoms shifted and projected onto the support.
 
-        What would move past an end of the support stays there: wide distributions near it may end up farther than
-        ``delta`` from the old one. Sharing adds up to a quarter of the atoms' distance squared to the variance.
+        Probability shifted past an end of the support stays there: wide distributions near it may end up farther than
+        ``delta`` from the old one. Projection adds up to a quarter of the atoms' squared distance to the variance.
         """
         check_option("mode", mode, CLIP_MODES)
         if mode == "per_quantile":
-            raise ValueError(
-                'clip mode "per_quantile" needs a quantile head; a categorical head has no quantiles to move'
-            )
+            raise ValueError('clip mode "per_quantile" needs a quantile head; a categorical head has no quantiles')
         probabilities, old_probabilities = prediction.softmax(-1), old.softmax(-1)
         if mode == "mean_only":
             mean, old_mean = self._expect(self.support, probabilities), self._expect(self.support, old_probabilities)
@@ -273,12 +271,12 @@ class CategoricalHead(ValueHead):
         return self._share(positions, probabilities).clamp_min(_TINY).log()
 
     def difference(self, prediction: Tensor, other: Tensor) -> Tensor:
-        """The Kullback-Leibler divergence of the other from the first."""
+        """Kullback-Leibler divergence of the other from the first."""
         log_probs = prediction.log_softmax(-1)
         return (log_probs.exp() * (log_probs - other.log_softmax(-1))).sum(-1)
 
     def rescale(self, old: Scale, new: Scale) -> None:
-        """Nothing: the atoms stay where they are, and stand for other returns."""
+        """Does nothing: the atoms stay, and stand for other returns."""
 
     def rescaled(self, prediction: Tensor, old: Scale, new: Scale) -> Tensor:
         return prediction
@@ -299,14 +297,14 @@ class CategoricalHead(ValueHead):
         return (probabilities * values).sum(-1)
 
     def _place(self, returns: Tensor) -> Tensor:
-        """Where returns lie among the atoms: 0 at the first, 1 at the second."""
+        """Fractional atom index of returns: 0 at the first atom, 1 at the second."""
         last = self.places.numel() - 1
         return ((returns - self.v_min) * (last / (self.v_max - self.v_min))).clamp(0, last)
 
     def _share(self, positions: Tensor, probabilities: Tensor) -> Tensor:
-        """Probabilities at any positions ``[..., n]``, shared between the neighbouring atoms ``[..., atoms]``."""
+        """Project probabilities at fractional atom indices ``[..., n]`` onto neighbouring atoms ``[..., atoms]``."""
         place = self._place(positions)
-        # Clamped as integers: a position that is not a number must not become an index, it shall spoil the result.
+        # Clamped as integers: NaN must not become an invalid index, but propagate to the result.
         lower = place.detach().long().clamp(0, self.places.numel() - 2)
         given_up = probabilities * (place - lower)
         result = torch.zeros_like(probabilities)
@@ -316,7 +314,7 @@ class CategoricalHead(ValueHead):
 class MeanHead(ValueHead):
     """The mean return as one number in units of rewards, learned by squared error.
 
-    For policies with a value network of their own, whose output this only reads.
+    For policies with their own value network, whose output it reads.
     """
 
     def __init__(self) -> None:
@@ -345,19 +343,19 @@ class MeanHead(ValueHead):
         return (other - prediction).square().squeeze(-1)
 
     def rescale(self, old: Scale, new: Scale) -> None:
-        """Nothing: predictions are in units of rewards always."""
+        """Does nothing: predictions are always in units of rewards."""
 
     def rescaled(self, prediction: Tensor, old: Scale, new: Scale) -> Tensor:
         return prediction
 
 
 def _root_mean_square(values: Tensor) -> Tensor:
-    # Faster than torch.std, and never 0, where a root has no gradient.
+    # Faster than torch.std, and never 0, where a square root has no gradient.
     return values.square().mean(-1).clamp_min(_TINY**2).sqrt()
 
 
 def _check_share(alpha: Number) -> None:
-    # Tensors are not read back from the device.
+    # Tensors are not checked: reading them would wait for the device.
     if not isinstance(alpha, Tensor):
         check_number("alpha", alpha, above=0, at_most=1)
 

@@ -1,4 +1,4 @@
-"""What users and libraries call on a policy, by the names of Stable-Baselines3 and sb3-contrib."""
+"""Public methods of a policy, with the names of Stable-Baselines3 and sb3-contrib."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Self = TypeVar("Self", bound="PolicyInterface")
 class RNNStates(NamedTuple):
     """Recurrent states of actor and critics, as sb3-contrib has them: hidden and cell state ``[layers, n, units]``.
 
-    Critics without a core of their own have the actor's.
+    Critics without their own core have the actor's.
     """
 
     pi: State
@@ -37,12 +37,12 @@ class RNNStates(NamedTuple):
 
 
 class PolicyInterface(BasePolicy):
-    """Predictions and evaluations, on networks that a subclass builds.
+    """Predictions and evaluations with networks that a subclass builds.
 
-    Policies without memory have the signatures of Stable-Baselines3's ``ActorCriticPolicy``, recurrent ones those of
+    Feed-forward policies have the signatures of Stable-Baselines3's ``ActorCriticPolicy``, recurrent ones those of
     sb3-contrib's ``RecurrentActorCriticPolicy``: with recurrent states and flags of episode starts, observations of
-    whole sequences one after the other, and states returned beside actions and distributions. Without states, every
-    observation is the first of an episode.
+    whole sequences concatenated, and states returned with actions and distributions. Without states, every observation
+    is the first of an episode.
     """
 
     predicts_distributions: ClassVar[bool] = True
@@ -54,7 +54,7 @@ class PolicyInterface(BasePolicy):
     critic_core: Core | None
     action_head: nn.Linear
     value_scale: ValueScale | None = None
-    """Knows mean and standard deviation of returns, in units of which critics predict: the agent's return scale.
+    """The agent's return scale, in units of which critics predict.
 
     Without it, values are in these units and not in those of rewards.
     """
@@ -67,11 +67,11 @@ class PolicyInterface(BasePolicy):
     @property
     @abstractmethod
     def is_recurrent(self) -> bool:
-        """Whether anything is remembered."""
+        """Whether there is a recurrent state."""
 
     @abstractmethod
     def predict_returns(self, memory: Tensor) -> tuple[Tensor, ...]:
-        """Each critic's prediction from what their core remembers."""
+        """Each critic's prediction from the output of the critics' core."""
 
     @abstractmethod
     def choose(self, parameters: Tensor, latent: Tensor, deterministic: bool) -> Tensor:
@@ -107,17 +107,17 @@ class PolicyInterface(BasePolicy):
 
     @property
     def action_net(self) -> nn.Linear:
-        """The layer that gives the parameters of actions."""
+        """Output layer with the parameters of actions."""
         return self.action_head
 
     @property
     def lstm_actor(self) -> nn.LSTM | nn.GRU | None:
-        """The actor's recurrent network; ``None`` without memory."""
+        """The actor's recurrent network; ``None`` without one."""
         return getattr(self.actor_core, "recurrence", None)
 
     @property
     def lstm_critic(self) -> nn.LSTM | nn.GRU | None:
-        """The critics' own recurrent network; ``None`` without."""
+        """The critics' own recurrent network; ``None`` without one."""
         return getattr(self.critic_core, "recurrence", None)
 
     @property
@@ -137,10 +137,10 @@ class PolicyInterface(BasePolicy):
         Args:
             obs: Observations ``[n, ...]``.
             lstm_states: :class:`RNNStates` before them, of a recurrent policy. Of others, ``deterministic``.
-            episode_starts: 1 where an episode starts, and the state is forgotten ``[n]``.
-            deterministic: The most probable actions.
+            episode_starts: 1 where an episode starts and the state is reset ``[n]``.
+            deterministic: Choose the most probable actions.
         """
-        if isinstance(lstm_states, bool):  # policy(obs, True), as Stable-Baselines3 has it
+        if isinstance(lstm_states, bool):  # policy(obs, True), as in Stable-Baselines3
             lstm_states, deterministic = None, lstm_states
         before = self._rnn_states(lstm_states, obs)
         features, critic_features = self._features(obs)
@@ -165,7 +165,7 @@ class PolicyInterface(BasePolicy):
 
         Args:
             obs: Observations ``[n, ...]``.
-            actions: What :meth:`forward` returns, or an environment got.
+            actions: Actions from :meth:`forward`, or as environments take them.
             lstm_states: :class:`RNNStates` before them, of a recurrent policy.
             episode_starts: 1 where an episode starts ``[n]``.
         """
@@ -195,9 +195,9 @@ class PolicyInterface(BasePolicy):
         return (distribution, after) if self.is_recurrent else distribution
 
     def predict_values(self, obs: Observation, lstm_states: Any = None, episode_starts: Tensor | None = None) -> Tensor:
-        """Values ``[n, 1]``: the mean return that the more cautious critic expects, in units of rewards.
+        """Values ``[n, 1]``: the minimum over the critics' mean returns, in units of rewards.
 
-        A policy that belongs to no agent gives them in standard deviations of returns; see :attr:`value_scale`.
+        Without an agent, they are in standard deviations of returns; see :attr:`value_scale`.
 
         Args:
             obs: Observations ``[n, ...]``.
@@ -211,7 +211,7 @@ class PolicyInterface(BasePolicy):
         return self._values(self._shared(memory) if self.critic_core is None else memory)
 
     def extract_features(self, obs: Any, features_extractor: BaseFeaturesExtractor) -> Any:
-        """Features of observations ``[n, ...]``, which are preprocessed first; float vectors are their own."""
+        """Features of observations ``[n, ...]``, which are preprocessed first."""
         if (
             type(features_extractor) is FlattenExtractor
             and isinstance(self.observation_space, spaces.Box)
@@ -240,7 +240,7 @@ class PolicyInterface(BasePolicy):
         return RNNStates(self._core_state(self.actor_core, pi, obs), critics)
 
     def _core_state(self, core: Core, state: Any, obs: Observation) -> State:
-        """A given state, checked; none: zeros for sequences of one step."""
+        """The given state after a check; zeros for sequences of one step if there is none."""
         batch = batch_size(obs)
         if state is None or core.parts == 0:
             return core.initial_state(batch, self.device)
@@ -264,14 +264,14 @@ class PolicyInterface(BasePolicy):
         """Actions for observations, one or a batch.
 
         Args:
-            observation: What the agent sees.
-            state: What the last call returned; ``None`` at the beginning.
-            episode_start: Where a new episode starts, and the state is forgotten.
-            deterministic: The most probable action instead of a random one.
+            observation: One observation, or a batch.
+            state: State from the last call; ``None`` at the beginning.
+            episode_start: Where a new episode starts and the state is reset.
+            deterministic: Choose the most probable action instead of a random one.
 
         Returns:
             The actions, of the action space's dtype, and the state for the next call: arrays ``[layers, B, units]``,
-            ``None`` without memory.
+            ``None`` for feed-forward policies.
         """
         given: Any = observation
         if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict):
@@ -299,7 +299,7 @@ class PolicyInterface(BasePolicy):
     ) -> tuple[tuple[Tensor, ...], tuple[npt.NDArray[Any], ...] | None]:
         """Each critic's prediction of normalised returns ``[B, outputs]``, and the critics' state for the next call.
 
-        The arguments are those of :meth:`predict`; the state is the critics', not the actor's.
+        Takes the arguments of :meth:`predict`; the state is the critics', not the actor's.
         """
         self.set_training_mode(False)
         tensors, _ = self.obs_to_tensor(observation)
@@ -335,13 +335,13 @@ class PolicyInterface(BasePolicy):
 
     @abstractmethod
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        """Arguments that make a policy like this one."""
+        """Constructor arguments of this policy."""
 
     def save(self, path: str | os.PathLike[str] | BinaryIO) -> None:
         """Write the policy, without its agent, as tensors and plain values.
 
         Args:
-            path: A file.
+            path: File name, or an open file.
         """
         write_policy(path, self._get_constructor_parameters(), self.state_dict(), self.value_scale)
 
@@ -353,16 +353,17 @@ class PolicyInterface(BasePolicy):
         custom_objects: Mapping[str, Any] | None = None,
         trusted: Iterable[str] = (),
     ) -> Self:
-        """The policy that :meth:`save` wrote.
+        """Load a policy that :meth:`save` wrote.
 
         Args:
-            path: A file.
-            device: Where to put it.
-            custom_objects: Classes that the file only names, by argument: ``{"features_extractor_class": Mine}``.
+            path: File name, or an open file.
+            device: Device of the policy.
+            custom_objects: Classes that the file holds by name only, by argument, such as
+                ``{"features_extractor_class": Mine}``.
             trusted: Modules that such classes may be imported from.
 
         Raises:
-            CheckpointError: It is no such file, or it does not fit this class.
+            CheckpointError: The file has another format, or does not fit this class.
         """
         policy, scale = read_policy(cls, path, get_device(device), custom_objects or {}, trusted)
         policy.value_scale = scale
@@ -371,7 +372,7 @@ class PolicyInterface(BasePolicy):
 
 
 def _run(core: Core, features: Tensor, state: State, episode_starts: Tensor | None) -> tuple[Tensor, State]:
-    """Sequences that lie one after the other, ``[n, features]``: memories ``[n, units]`` and the states after them."""
+    """Run concatenated sequences ``[n, features]``: outputs ``[n, units]`` and the states after them."""
     if core.parts == 0:
         return features, state
     sequences = state[0].shape[1]

@@ -1,4 +1,4 @@
-"""Networks of dense layers: behind the recurrent core of the actor, and of each critic."""
+"""Networks of dense layers after the recurrent core, of the actor and of each critic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from driftproof.nn.heads import ValueHead
 
 
 class Critic(nn.Module):
-    """A network of its own and a value head on what the critics' core remembers."""
+    """Dense network and value head of one critic, on the output of the critics' core."""
 
     def __init__(self, network: nn.Sequential, head: ValueHead) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ def layer_widths(
     """Widths of the actor's and of the critics' layers from a ``net_arch``, of which ``None`` is the default.
 
     Raises:
-        ValueError: It has unknown keys, or widths that are none.
+        ValueError: It has unknown keys or invalid widths.
     """
     if isinstance(net_arch, list) and len(net_arch) == 1 and isinstance(net_arch[0], Mapping):
         warnings.warn(
@@ -54,7 +54,7 @@ def layer_widths(
     for widths in (actor, critic):
         if not isinstance(widths, Sequence) or not all(_is_width(width) for width in widths):
             raise ArgumentError(f"Invalid net_arch: {net_arch!r}; widths must be whole numbers of at least 1")
-    # Searches give numbers of NumPy.
+    # Hyper-parameter searches pass NumPy numbers.
     return [int(width) for width in actor], [int(width) for width in critic]
 
 
@@ -74,7 +74,7 @@ def dense_network(width: int, widths: Sequence[int], activation: type[nn.Module]
 
 
 def layer_steppers(network: nn.Sequential) -> list[Callable[[Tensor], Tensor]]:
-    """A network's layers as plain functions, without hooks, for weights that do not change while they are used."""
+    """A network's layers as plain functions, without hooks; weights must not change while they are used."""
     return [
         partial(F.linear, weight=layer.weight, bias=layer.bias) if type(layer) is nn.Linear else layer.forward
         for layer in network
@@ -82,6 +82,6 @@ def layer_steppers(network: nn.Sequential) -> list[Callable[[Tensor], Tensor]]:
 
 
 def output_width(network: nn.Sequential, before: int) -> int:
-    """Width of what a network returns; without layers, that of its inputs."""
+    """Output width of a network; without layers, that of its inputs."""
     widths = [layer.out_features for layer in network if isinstance(layer, nn.Linear)]
     return widths[-1] if widths else before

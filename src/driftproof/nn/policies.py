@@ -1,4 +1,4 @@
-"""Policies: from observations to distributions of actions and of returns, through a memory."""
+"""Policies: from observations through a recurrent core to distributions of actions and of returns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DistributionalPolicy(Acting):
     default_core: ClassVar[CoreName] = "lstm"
     default_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
     optimizer: torch.optim.Optimizer
-    """Belongs to the agent, which sets it; it is here because Stable-Baselines3 looks for it here."""
+    """The agent's optimizer, stored here because Stable-Baselines3 expects it here."""
 
     @takes(PolicySettings)
     def __init__(self, given: PolicySettings) -> None:
@@ -74,7 +74,7 @@ class DistributionalPolicy(Acting):
         check_core_options(core, self.lstm_kwargs)
 
         self.features_extractor = self.make_features_extractor()
-        features = int(self.features_extractor.features_dim)  # Some give numbers of NumPy, which torch does not take.
+        features = int(self.features_extractor.features_dim)  # Some extractors have NumPy integers.
         self.actor_core = make_core(core, features, given.lstm_hidden_size, given.n_lstm_layers, self.lstm_kwargs)
         memory = self.actor_core.units
         actor_arch, critic_arch = layer_widths(given.net_arch, self.features_extractor)
@@ -85,9 +85,7 @@ class DistributionalPolicy(Acting):
         self.exploration: StateDependentExploration | None = None
         if given.use_sde:
             if not isinstance(self.distribution, Gaussian):
-                raise ValueError(
-                    f"use_sde=True is noise for continuous actions: it needs a Box, not {given.action_space}"
-                )
+                raise ValueError(f"use_sde=True needs continuous actions: a Box, not {given.action_space}")
             self.exploration = StateDependentExploration(
                 self.action_head.in_features, self.distribution.dim, given.full_std, given.use_expln
             )
@@ -133,7 +131,7 @@ class DistributionalPolicy(Acting):
             raise ValueError(f"{cls.__name__} does not fit the observation space {observation_space}: use {right}")
 
     def _outputs(self) -> int:
-        """How many numbers the network gives for an action; a Gaussian's spreads are parameters apart."""
+        """Width of the action network's output; a Gaussian's standard deviations are separate parameters."""
         return self.distribution.size // 2 if isinstance(self.distribution, Gaussian) else self.distribution.size
 
     def _initialise(self) -> None:
@@ -160,19 +158,19 @@ class DistributionalPolicy(Acting):
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether anything is remembered."""
+        """Whether there is a recurrent state."""
         return any(not isinstance(core, NoCore) for core in self._cores())
 
     def _cores(self) -> list[Core]:
         return [self.actor_core] if self.critic_core is None else [self.actor_core, self.critic_core]
 
     def initial_state(self, batch: int) -> PolicyState:
-        """Nothing remembered, for ``batch`` sequences."""
+        """The initial recurrent state of ``batch`` sequences."""
         critic = () if self.critic_core is None else self.critic_core.initial_state(batch, self.device)
         return PolicyState(self.actor_core.initial_state(batch, self.device), critic)
 
     def predict_returns(self, memory: Tensor) -> tuple[Tensor, ...]:
-        """Each critic's prediction from what their core remembers."""
+        """Each critic's prediction from the output of the critics' core."""
         return tuple(critic(memory) for critic in self.critics)
 
     def evaluate(
@@ -182,11 +180,11 @@ class DistributionalPolicy(Acting):
         segments: Segments | None = None,
         keep: Tensor | None = None,
     ) -> Evaluation:
-        """Whole sequences of observations ``[T, B, ...]`` from the state before them.
+        """Evaluate sequences of observations ``[T, B, ...]`` from their initial recurrent state.
 
         Args:
-            observation: What was seen.
-            state: What was remembered before the first step.
+            observation: Observations.
+            state: Recurrent state before the first step.
             segments: Where episodes start, for one call over time.
             keep: 0 where they start ``[T, B]``, for a loop over time with static shapes instead.
         """
@@ -207,7 +205,7 @@ class DistributionalPolicy(Acting):
         segments: Segments | None = None,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """The parameters that :meth:`evaluate` returns, without asking the critics."""
+        """The parameters that :meth:`evaluate` returns, without evaluating the critics."""
         features = self._sequence_features(observation, self.features_extractor)
         return self._sequence_parameters(_run(self.actor_core, features, state.actor, segments, keep))
 
@@ -218,7 +216,7 @@ class DistributionalPolicy(Acting):
         segments: Segments | None = None,
         keep: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """The predictions that :meth:`evaluate` returns, without asking the actor."""
+        """The predictions that :meth:`evaluate` returns, without evaluating the actor."""
         core, start = (self.actor_core, state.actor) if self.critic_core is None else (self.critic_core, state.critic)
         own = self.critic_features_extractor
         features = self._sequence_features(observation, self.features_extractor if own is None else own)
@@ -227,7 +225,7 @@ class DistributionalPolicy(Acting):
 
     def _sequence_parameters(self, memory: Tensor) -> Tensor:
         """Parameters of the actions' distribution ``[T, B, size]``."""
-        # Dense layers want rows: of more axes, every layer would make them, and undo it.
+        # Flattened once: given more axes, every dense layer would reshape them to rows and back.
         parameters, _ = self._actor_outputs(memory.flatten(0, 1))
         return parameters.view(*memory.shape[:2], -1)
 
@@ -237,7 +235,7 @@ class DistributionalPolicy(Acting):
         return tuple(prediction.view(*memory.shape[:2], -1) for prediction in predictions)
 
     def _shared(self, memory: Tensor) -> Tensor:
-        """The actor's memory for critics, which with ``shared_lstm`` do not learn it."""
+        """The output of the actor's core for the critics, detached with ``shared_lstm``."""
         return memory.detach() if self.shared_lstm else memory
 
     def _sequence_features(self, observation: Observation, extractor: BaseFeaturesExtractor) -> Tensor:
@@ -255,7 +253,7 @@ class DistributionalPolicy(Acting):
         return features, self.extract_features(observation, self.critic_features_extractor)
 
     def _actor_outputs(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Parameters of the actions' distribution, and the actor's last features, from what its core remembers."""
+        """Parameters of the actions' distribution, and the actor's last features, from the output of its core."""
         latent = self.actor_network(memory)
         return self._with_spread(self.action_head(latent), latent), latent
 
@@ -267,7 +265,7 @@ class DistributionalPolicy(Acting):
         return torch.cat((outputs, log_std.expand_as(outputs)), -1)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As every module does it; one critic's state loads into twins, of which the second stays as it is."""
+        """As in every module; a state with one critic loads into a policy with two, whose second keeps its weights."""
         if self.lacks_second_critic(state_dict):
             warnings.warn(
                 "the state has one critic and this policy two: the second keeps its own weights", stacklevel=2
@@ -282,58 +280,58 @@ class DistributionalPolicy(Acting):
         return len(self.critics) == 2 and bool(keys) and not any(key.startswith("critics.1.") for key in keys)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        """Arguments that make a policy like this one. Classes with arguments of their own add them."""
+        """Constructor arguments of this policy. Subclasses add their own."""
         return dict(self._arguments)
 
 
 class MlpPolicy(DistributionalPolicy):
-    """Without memory."""
+    """Feed-forward policy."""
 
     default_core = "none"
 
 
 class MlpLstmPolicy(DistributionalPolicy):
-    """With an LSTM."""
+    """Recurrent policy with an LSTM."""
 
 
 class MlpGruPolicy(DistributionalPolicy):
-    """With a GRU."""
+    """Recurrent policy with a GRU."""
 
     default_core = "gru"
 
 
 class CnnPolicy(MlpPolicy):
-    """For images, without memory."""
+    """Feed-forward policy for images."""
 
     default_extractor = NatureCNN
 
 
 class CnnLstmPolicy(MlpLstmPolicy):
-    """For images, with an LSTM."""
+    """Recurrent policy for images, with an LSTM."""
 
     default_extractor = NatureCNN
 
 
 class CnnGruPolicy(MlpGruPolicy):
-    """For images, with a GRU."""
+    """Recurrent policy for images, with a GRU."""
 
     default_extractor = NatureCNN
 
 
 class MultiInputPolicy(MlpPolicy):
-    """For dictionaries of observations, without memory."""
+    """Feed-forward policy for dictionaries of observations."""
 
     default_extractor = CombinedExtractor
 
 
 class MultiInputLstmPolicy(MlpLstmPolicy):
-    """For dictionaries of observations, with an LSTM."""
+    """Recurrent policy for dictionaries of observations, with an LSTM."""
 
     default_extractor = CombinedExtractor
 
 
 class MultiInputGruPolicy(MlpGruPolicy):
-    """For dictionaries of observations, with a GRU."""
+    """Recurrent policy for dictionaries of observations, with a GRU."""
 
     default_extractor = CombinedExtractor
 
@@ -346,7 +344,7 @@ NAMED_POLICIES: dict[str, type[DistributionalPolicy]] = {
         *(MultiInputPolicy, MultiInputLstmPolicy, MultiInputGruPolicy),
     )
 }
-"""Policies that go by their names."""
+"""Policies by name."""
 
 
 def _run(core: Core, features: Tensor, start: State, segments: Segments | None, keep: Tensor | None) -> Tensor:

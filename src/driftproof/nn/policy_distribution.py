@@ -1,4 +1,4 @@
-"""The distribution of actions at some observations, with the methods that Stable-Baselines3's distributions have."""
+"""Distribution of actions for given observations, with the methods of Stable-Baselines3's distributions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from driftproof.nn.distributions import ActionDistribution, Bernoulli, Gaussian,
 
 
 class PolicyDistribution:
-    """What ``policy.get_distribution`` returns.
+    """Result of ``policy.get_distribution``.
 
-    Actions are as Stable-Baselines3 has them: integers, zeros and ones as floats, or unclipped numbers, several of them
-    laid flat ``[B, dim]``; with ``squash_output`` between -1 and 1, and log-probability and entropy are of these.
+    Actions are as in Stable-Baselines3: integers, zeros and ones as floats, or unclipped numbers, flattened
+    ``[B, dim]``; with ``squash_output`` between -1 and 1, and log-probability and entropy are of these.
 
     Args:
-        kind: How the parameters are read.
-        parameters: ``[B, size]``.
-        noise: Draws noise for these parameters.
+        kind: Family of the distribution.
+        parameters: Parameters ``[B, size]``.
+        noise: Function that draws noise for these parameters.
     """
 
     def __init__(self, kind: ActionDistribution, parameters: Tensor, noise: Callable[[], Tensor]) -> None:
@@ -29,7 +29,7 @@ class PolicyDistribution:
         self.parameters = parameters
 
     def sample(self) -> Tensor:
-        """Random actions, which gradients flow through where actions are continuous."""
+        """Random actions, reparametrised if they are continuous."""
         return self._kind.shown(self._kind.sample(self.parameters, self._noise()))
 
     def mode(self) -> Tensor:
@@ -41,11 +41,11 @@ class PolicyDistribution:
         return self.mode() if deterministic else self.sample()
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Log-probability of actions, or of their density, ``[B]``."""
+        """Log-probability or log-density of actions ``[B]``."""
         shape = self.parameters.shape[:-1] + self._kind.action_shape
         if actions.numel() != shape.numel():
             raise ValueError(
-                f"actions have shape {tuple(actions.shape)}; {len(self.parameters)} observations want {tuple(shape)}"
+                f"actions have shape {tuple(actions.shape)}; {len(self.parameters)} observations need {tuple(shape)}"
             )
         stored = self._kind.stored(actions.reshape(shape))
         return self._kind.log_prob(self.parameters, stored) + self._kind.log_unit
@@ -61,7 +61,7 @@ class PolicyDistribution:
 
     @property
     def distribution(self) -> Any:
-        """The same as a distribution of torch, a list of them for MultiDiscrete; a squashed one before squashing."""
+        """The distribution as torch's, a list of them for MultiDiscrete; a squashed one before squashing."""
         if isinstance(self._kind, Gaussian):
             mean, log_std = self.parameters.chunk(2, -1)
             return torch_distributions.Normal(mean, log_std.exp())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 _CALL = 24
-"""What one more call of a core costs, in samples: so much padding is worth saving a call."""
+"""Cost of one more call of a core, in samples: this much padding is worth saving a call."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Segments:
     are alive. A segment that ends within a slab is padded to its end; what follows its end is never read.
 
     Attributes:
-        slabs: For each slab the flat positions in ``[T * B]`` of its samples ``[length, rows]``.
-        positions: Where in the concatenated outputs of all slabs each sample of ``[T * B]`` is.
+        slabs: For each slab, the flat positions in ``[T * B]`` of its samples ``[length, rows]``.
+        positions: Position of each sample of ``[T * B]`` in the concatenated outputs of all slabs.
         sequences: The sequence that each segment is cut from ``[S]``.
-        carries: 1 where a segment goes on from the state given, 0 where it starts an episode ``[S, 1]``.
+        carries: 1 where a segment continues from the given state, 0 where it starts an episode ``[S, 1]``.
     """
 
     slabs: Sequence[Tensor]
@@ -37,8 +37,7 @@ class Segments:
     def cut(starts: npt.NDArray[np.bool_], device: torch.device | str = "cpu") -> Segments | None:
         """The plan for sequences with episode starts at ``starts`` ``[T, B]``; ``None`` if there is nothing to cut.
 
-        An episode start at the first step of a sequence is no cut: the state given for it counts as zero, which is for
-        the caller to see to.
+        An episode start at the first step of a sequence is not cut: the caller must pass a zero state for it.
         """
         steps, batch = starts.shape
         if not starts[1:].any():
@@ -79,7 +78,7 @@ def _slab_borders(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     borders: list[tuple[int, int]] = []
     first, waiting = 0, 0
     for i in range(len(ends) - 1):
-        # Segments that are over, if the slab went on to the next end instead.
+        # Segments that would be padded if the slab extended to the next end instead.
         waiting += int(counts[i])
         if waiting * int(ends[i + 1] - ends[i]) > _CALL:
             borders.append((first, int(ends[i])))

@@ -13,7 +13,7 @@ from driftproof.state import CheckpointError
 from driftproof.state.schema import Rule, anything, count, fail, items, number, one_of, row, table, text
 
 _MOST_NUMBERS = 2**22
-"""In an observation, all its parts together, as networks see it; a file that says more is not believed."""
+"""Largest size of an observation as networks see it, all parts together; a file with more is refused."""
 _MOST_DIMENSIONS = 32
 _DTYPES = (
     *("float16", "float32", "float64", "bool"),
@@ -38,10 +38,10 @@ def encode_space(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def decode_space(value: Any) -> spaces.Space[Any]:
-    """The space that :func:`encode_space` made these values of.
+    """The space from the result of :func:`encode_space`.
 
     Raises:
-        CheckpointError: They are of no space, or of one that has too many numbers; nothing has been allocated for it.
+        CheckpointError: They are not of a space, or the space is too large; nothing has been allocated for it.
     """
     if _numbers(value, ("space",)) > _MOST_NUMBERS:
         raise CheckpointError(f"the space has too many numbers, more than {_MOST_NUMBERS:,}")
@@ -49,7 +49,7 @@ def decode_space(value: Any) -> spaces.Space[Any]:
 
 
 def _numbers(value: Any, path: tuple[Any, ...]) -> int:
-    """How many numbers a space has where networks see it, categories one by one. It is checked on the way."""
+    """Size of a space as networks see it, with categories one-hot; checks it too."""
     table({"kind": one_of(*_RULES)}, dict.fromkeys(value, anything) if isinstance(value, dict) else None)(value, path)
     kind = value["kind"]
     table({"kind": text, **_RULES[kind]})(value, path)
@@ -65,7 +65,7 @@ def _numbers(value: Any, path: tuple[Any, ...]) -> int:
     total: int = math.prod(value["shape" if kind == "Box" else "n"])
     for name in ("low", "high") if kind == "Box" else ():
         if isinstance(value[name], list) and len(value[name]) != total:
-            raise CheckpointError(f"the space has {len(value[name])} bounds {name}, and {total} numbers")
+            raise CheckpointError(f"the space has {len(value[name])} bounds {name} for {total} numbers")
     return total
 
 
@@ -78,7 +78,7 @@ def _starts(value: Any, path: tuple[Any, ...]) -> None:
 
 
 def _nested(rule: Rule, value: Any, path: tuple[Any, ...]) -> None:
-    """Lists in lists, of equal lengths, with such numbers in the innermost."""
+    """Check nested lists of equal lengths, with ``rule`` for the innermost numbers."""
     items(anything)(value, path)
     for i, item in enumerate(value):
         if isinstance(item, list):
@@ -138,7 +138,7 @@ def _decoded(value: dict[str, Any]) -> spaces.Space[Any]:
 
 
 def _encode_bound(bound: npt.NDArray[Any]) -> Any:
-    """One number if all are the same, which they are in images."""
+    """One number if all are equal, as in images."""
     flat = bound.flatten().tolist()
     return flat[0] if flat and all(x == flat[0] for x in flat) else flat
 

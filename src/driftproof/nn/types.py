@@ -1,4 +1,4 @@
-"""What goes into policies and comes out of them. Nothing here knows Stable-Baselines3 or Gymnasium."""
+"""Types of the inputs and outputs of policies, without Stable-Baselines3 or Gymnasium."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Observation: TypeAlias = "Tensor | dict[str, Tensor]"
 
 
 class PolicyState(NamedTuple):
-    """Recurrent states of actor and critics. With one core for both, it is the actor's and the critics have none."""
+    """Recurrent states of actor and critics. With one shared core, the critics' is empty."""
 
     actor: State
     critic: State
 
     def masked(self, keep: Tensor) -> PolicyState:
-        """The same, reset where ``keep`` ``[B, 1]`` is 0."""
+        """The state, reset where ``keep`` ``[B, 1]`` is 0."""
         return PolicyState(mask_state(self.actor, keep), mask_state(self.critic, keep))
 
     def rows(self, index: Tensor | slice) -> PolicyState:
@@ -28,7 +28,7 @@ class PolicyState(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What a policy says of observations: parameters of the actions' distribution, one prediction for each critic."""
+    """Outputs of a policy: parameters of the actions' distribution, and one prediction for each critic."""
 
     parameters: Tensor
     predictions: tuple[Tensor, ...]
@@ -38,10 +38,10 @@ class Step(NamedTuple):
     """One step of acting.
 
     Attributes:
-        parameters: Of the actions' distribution ``[B, size]``.
-        memory: Output of the critics' core, which ``predict_returns`` wants.
-        state: After the step.
-        latent: The actor's last features ``[B, features]``, which state-dependent noise is made of.
+        parameters: Parameters of the actions' distribution ``[B, size]``.
+        memory: Output of the critics' core, for ``predict_returns``.
+        state: Recurrent state after the step.
+        latent: The actor's last features ``[B, features]``, for state-dependent noise.
     """
 
     parameters: Tensor
@@ -52,7 +52,7 @@ class Step(NamedTuple):
 
 RolloutStep: TypeAlias = Callable[[Observation, PolicyState], Step]
 RolloutNoise: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
-"""Noise at a step of a rollout, from its number, the distribution's parameters and the actor's last features."""
+"""Noise at a step of a rollout, from the step's index, the distribution's parameters and the actor's last features."""
 
 
 def map_observation(observation: Observation, function: Callable[[Tensor], Tensor]) -> Observation:

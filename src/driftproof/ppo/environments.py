@@ -59,7 +59,7 @@ _VEC_WRAPPERS: dict[type[VecEnvWrapper], tuple[str, ...]] = {
 """Wrappers of vector environments, and their attributes with the state of running episodes."""
 
 
-_WITH_MEMORY = (
+_STATEFUL_WRAPPERS = (
     *("FrameStackObservation", "DelayObservation", "MaxAndSkipObservation", "TimeAwareObservation"),
     *("NormalizeObservation", "NormalizeReward", "StickyAction", "RepeatAction", "RecordEpisodeStatistics"),
     *("AtariPreprocessing", "MaxAndSkipEnv", "EpisodicLifeEnv", "StickyActionEnv", "NoopResetEnv", "AtariWrapper"),
@@ -77,7 +77,7 @@ def can_continue(env: VecEnv) -> bool:
     if not all(_is_known(wrapper) or hasattr(type(wrapper), "state_dict") for wrapper in wrappers):
         return False
     chains = base.env_method("__str__")
-    return not any(f"<{name}<" in chain for name in _WITH_MEMORY for chain in chains)
+    return not any(f"<{name}<" in chain for name in _STATEFUL_WRAPPERS for chain in chains)
 
 
 def environment_states(env: VecEnv) -> dict[str, Any] | None:

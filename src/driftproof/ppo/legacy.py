@@ -45,7 +45,7 @@ def adopt(agent: Persistent, source: str | os.PathLike[str] | legacy.LegacyCheck
         )
     policy = {"policy": agent.components()["policy"]}
     load_state(agent.policy, policy, {"policy": {**own, **fitting}}, exact_match=True)
-    lines = [f"policy: {len(fitting)} of {len(own)} tensors taken over"]
+    lines = [f"policy: {len(fitting)} of {len(own)} tensors loaded"]
     for names, what in ((unused, "no place for"), (missing, "not in the file"), (wrong_shape, "of another shape")):
         lines += [f"policy: {what}: {', '.join(printable(name, 80) for name in names)}"] if names else []
     lines += take_over_rest(agent, old, is_whole=not (missing or wrong_shape))
@@ -77,14 +77,14 @@ def take_over_rest(agent: Persistent, old: legacy.LegacyCheckpoint, is_whole: bo
     for name, state in given.items():
         shown = printable(external_name(name), 80)
         if name not in parts or name in OWN_PLACE:
-            lines.append(f"{shown}: the agent has no use for it")
+            lines.append(f"{shown}: not used by the agent")
         elif name in _OF_WEIGHTS and not is_whole:
-            lines.append(f"{shown}: not taken over, for it belongs to other weights")
+            lines.append(f"{shown}: not loaded, since it belongs to other weights")
         else:
             lines.append(f"{shown}: {_taken_over(agent, name, parts[name], state)}")
     lines += [f"{printable(name, 80)}: the agent in the file had none" for name in old.empty]
     lines += [f"{part}: not in the file" for part in old.missing if part in parts]
-    lines += [f"{printable(name, 80)}: not taken over" for name in old.extras]
+    lines += [f"{printable(name, 80)}: not loaded" for name in old.extras]
     return [*lines, *(f"{printable(place)}: no value for a file" for place in old.dropped)]
 
 
@@ -94,9 +94,9 @@ def _taken_over(agent: Persistent, name: str, component: Stateful, state: Any) -
         state, problem = upgraded(component, state)
         load_state(agent.policy, {name: component}, {name: state}, exact_match=True)
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-        return f"not taken over: {printable(error)}"
+        return f"not loaded: {printable(error)}"
     if problem is None:
-        return "taken over"
+        return "loaded"
     warnings.warn(problem, FutureWarning, stacklevel=4)
     return problem
 

@@ -77,7 +77,7 @@ def upgraded(component: Stateful, state: Any) -> tuple[Any, str | None]:
     if isinstance(component, KLPenalty) and isinstance(state, Mapping) and not set(component.state_dict()) & set(state):
         return (
             component.initial_state_dict(),
-            f"the KL penalty starts anew: its state has another form ({_named(state)})",
+            f"the KL penalty begins anew: its state has another form ({_named(state)})",
         )
     if isinstance(component, Optimizer) and (other := _entry_of_another(component, state)):
         initial, note = anew(component)
@@ -103,8 +103,8 @@ def anew(component: Stateful) -> tuple[dict[str, Any], str | None]:
     """The state of a component after the weights were replaced, and a note on what starts anew, if anything does."""
     own = dict(component.state_dict())
     if isinstance(component, Optimizer):
-        return {**own, "state": {}}, "the optimizer starts without moments"
+        return {**own, "state": {}}, "the optimizer begins without moments"
     if isinstance(component, VarianceGradientScaler):
         initial = component.initial_state_dict()
-        return initial, "statistics of variance gradient scaling start anew, with its warm-up"
+        return initial, "statistics of variance gradient scaling begin anew, with its warm-up"
     return own, None

@@ -1,4 +1,4 @@
-"""Files and pickles of agents."""
+"""Saving, loading and pickling of agents."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from driftproof.state import CheckpointError, printable, read, select, without, 
 Self = TypeVar("Self", bound="Persistent")
 
 _CONFIG = {"class", "settings", "observation_space", "action_space", "n_envs"}
-"""What a file says of how to build the agent."""
+"""Keys of a file's description of how to build the agent."""
 
 
 class Persistent(ComponentTree):
-    """Saving, loading and pickling of an agent: what makes one like it, and its tree of components."""
+    """Saving, loading and pickling of an agent: its settings and its tree of components."""
 
     _known_attributes: frozenset[str]
-    """Names of attributes that every agent has, now or later."""
+    """Names of attributes that every agent may have."""
     _built_in: tuple[str, ...]
     """Components that every agent has."""
 
@@ -44,15 +44,15 @@ class Persistent(ComponentTree):
         exclude: Iterable[str] | None = None,
         include: Iterable[str] | None = None,
     ) -> None:
-        """Write the agent to a file, at once or not at all.
+        """Write the agent to a file, atomically.
 
-        Attributes that somebody has set on the agent are written if they are plain values.
+        Attributes that users have set on the agent are written if they are plain values.
 
         Args:
-            path: ``.zip`` is added to a name without an ending.
+            path: File name; ``.zip`` is added to a name without a suffix.
             exclude: Components, settings or attributes to leave out. Settings then have their defaults when the file is
                 loaded.
-            include: Of these, what to write all the same; without ``exclude``, the only components to write.
+            include: Exceptions from ``exclude``; without ``exclude``, the only components to write.
         """
         tree, config = self.current_states(), self.config()
         if include is not None and exclude is None:
@@ -69,15 +69,15 @@ class Persistent(ComponentTree):
         write(with_suffix(path, reading=False), tree, config=config, exact=exact)
 
     def _warn_of_what_is_lost(self, settings: Mapping[str, Any]) -> None:
-        """Warn once of functions that must be given again, and of attributes that a file cannot hold."""
+        """Warn once of functions that must be passed to :meth:`load`, and of attributes that a file cannot hold."""
         functions = sorted(manifest.foreign_places(settings) & set(manifest.FUNCTIONS))
         values = [name for name, value in self._own_attributes().items() if not manifest.is_plain(value)]
         messages = [
-            f"the file only names {', '.join(functions)}, a function: to load it, pass it again, "
-            f"load(..., custom_objects={{{functions[0]!r}: ...}}), or use driftproof.ppo.Linear or Cosine"
+            f"the file holds functions by name only: {', '.join(functions)}; pass them to load(..., "
+            f"custom_objects={{{functions[0]!r}: ...}}), or use driftproof.ppo.Linear or Cosine"
             if functions
             else "",
-            f"the file does not hold the agent's attributes {', '.join(values)}, which are no plain values"
+            f"the file does not hold the agent's attributes {', '.join(values)}: they are not plain values"
             if values
             else "",
         ]
@@ -87,7 +87,7 @@ class Persistent(ComponentTree):
                 warnings.warn(message, stacklevel=3)
 
     def _own_attributes(self) -> dict[str, Any]:
-        """What somebody has set on the agent: nothing of its own, and nothing private."""
+        """Public attributes that users have set on the agent."""
         components = {id(component) for component in self.components().values()}
         return {
             name: value
@@ -112,31 +112,32 @@ class Persistent(ComponentTree):
         trusted: Iterable[str] | Trust = (),
         **kwargs: Any,
     ) -> Self:
-        """An agent from a file of :meth:`save`. Nothing in the file is run.
+        """Load an agent from a file of :meth:`save`. No code in the file is run.
 
         Args:
             path: The file.
-            env: Where to go on learning, with ``VecNormalize`` around it if the agent had one; ``None``: to be given
-                to :meth:`set_env`.
-            device: Where to.
-            custom_objects: Classes and functions that files only name, by the name of the setting or their own. What
-                differs from the file's settings replaces them.
-            print_system_info: Print what the file was written with.
-            force_reset: Begin new episodes; ``None``: only if the environments cannot be put where they were;
-                ``False``: never, since ``env`` has not moved since the agent was saved.
-            trusted: Modules of which the file may name classes: policies, features extractors, optimizers.
-            kwargs: Settings that are to be others than those in the file. Those that cannot change may be given too,
-                as the file has them.
+            env: Environment to continue training in, wrapped in ``VecNormalize`` if the agent's was; ``None``: call
+                :meth:`set_env` later.
+            device: Device of the agent.
+            custom_objects: Classes and functions that files hold by name only, by the name of the setting or their
+                own. They replace the file's settings where they differ.
+            print_system_info: Print the versions of libraries that the file was written with.
+            force_reset: Start new episodes; ``None``: only if the environments' states cannot be restored;
+                ``False``: never, since ``env`` was not stepped since the agent was saved.
+            trusted: Modules from which classes named in the file may be imported: policies, features extractors,
+                optimizers.
+            kwargs: Settings that replace those in the file. Settings that cannot change may be passed with the file's
+                values.
 
         Raises:
-            CheckpointError: The file is damaged, is not one of ours, or does not fit.
+            CheckpointError: The file is damaged, has another format, or does not fit.
         """
         trust = Trust.of(trusted)
         others = {name for name, each in settings_of(AgentSettings).items() if each.about.changes_on_load}
         changeable = {*HYPERPARAMETERS, *others}
         custom_objects = dict(custom_objects or {})
         if "lr_schedule" in custom_objects:
-            # Stable-Baselines3's other name for it.
+            # Stable-Baselines3's alias.
             custom_objects.setdefault("learning_rate", custom_objects.pop("lr_schedule"))
         checkpoint = read(with_suffix(path))
         if print_system_info:
@@ -144,31 +145,31 @@ class Persistent(ComponentTree):
         whole = isinstance(checkpoint.tree, dict) and isinstance(checkpoint.tree.get("policy"), dict)
         if not whole or _CONFIG - set(checkpoint.config):
             raise CheckpointError(
-                f"{path} holds no agent; if it holds parts of one, build an agent with its settings, and give it the "
-                "file: agent.set_parameters(path, exact_match=False)"
+                f"{path} holds no agent; if it holds components of one, build an agent with its settings, and load "
+                "them: agent.set_parameters(path, exact_match=False)"
             )
-        # Scripts give everything that they gave the constructor: what the file has too is no change.
+        # Scripts may pass all constructor arguments again: values equal to the file's are no change.
         fixed = {name: value for name, value in kwargs.items() if name not in changeable}
         if wrong := manifest.differing(fixed, checkpoint.config["settings"]):
             raise TypeError(
                 f"load() cannot change {', '.join(wrong)}; it can change {', '.join(sorted(changeable))}. Build an "
-                "agent with other settings, and give it the file: set_parameters(path, exact_match=False)"
+                "agent with other settings, and load the file: set_parameters(path, exact_match=False)"
             )
         kwargs = {name: value for name, value in kwargs.items() if name in changeable}
         tree, given = dict(checkpoint.tree), custom_objects
         with as_checkpoint_error(path):
-            # As in Stable-Baselines3, what is given replaces what the agent was made with.
+            # As in Stable-Baselines3, passed policy_kwargs replace those of the file.
             replaced = changeable & manifest.replaced_settings(given, checkpoint.config["settings"])
             kwargs = {**{name: given[name] for name in replaced}, **kwargs}
             agent = cls._from_config(checkpoint.config, tree, {**given, **fixed, **kwargs}, device, kwargs, trust)
             attributes = agent._attributes_from(checkpoint.config)
-            # What the caller takes away is not to be loaded.
+            # Do not load the state of components that the caller's settings remove.
             gone = [name for name, value in kwargs.items() if value is None]
             if isinstance(hyperparams := tree.get("hyperparams"), dict):
                 tree["hyperparams"] = {name: x for name, x in hyperparams.items() if name not in gone}
         parts = agent.components()
         if env is None:
-            # Whoever only wants to ask it keeps their own random numbers.
+            # Without an environment the agent is only used to predict: keep the process's random generators.
             del parts["random"]
             tree.pop("random", None)
         with unchanged_on_error(env):
@@ -191,7 +192,7 @@ class Persistent(ComponentTree):
         return agent
 
     def config(self) -> dict[str, Any]:
-        """What it takes to make an agent that this one's state fits, as plain values."""
+        """Description of how to build an agent that this one's state fits, as plain values."""
         return {
             "class": type(self).__name__,
             "settings": manifest.encode_settings(self.settings()),
@@ -204,15 +205,15 @@ class Persistent(ComponentTree):
         }
 
     def _attributes_from(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """What somebody had set on the agent that was saved; nothing that agents have themselves."""
+        """Attributes that users had set on the saved agent; raises an error for any that agents have themselves."""
         attributes = config.get("attributes", {})
         if not isinstance(attributes, dict) or not all(map(manifest.is_plain, attributes.values())):
-            raise CheckpointError("its attributes are not plain values")
+            raise CheckpointError("attributes in the file are not plain values")
         for name in attributes:
-            # Properties are asked of the class: the agent's own raise an error as long as something is not set.
+            # Properties are looked up on the class: on the agent they may raise an error before it is set up.
             is_own = name in self._known_attributes or hasattr(type(self), str(name))
             if not isinstance(name, str) or not name.isidentifier() or name.startswith("_") or is_own:
-                raise CheckpointError(f"{printable(name, 60)} is no attribute that a file may set")
+                raise CheckpointError(f"a file may not set the attribute {printable(name, 60)}")
         return attributes
 
     @classmethod
@@ -221,7 +222,7 @@ class Persistent(ComponentTree):
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
-        """Arguments that make an agent like this one, but for its environment and its device."""
+        """Constructor arguments of this agent, without environment and device."""
         raise NotImplementedError
 
     @classmethod
@@ -234,14 +235,14 @@ class Persistent(ComponentTree):
         changes: Mapping[str, Any],
         trust: Trust,
     ) -> Self:
-        """An agent without a history, made as a file says."""
+        """Build an untrained agent from a file's description."""
         if config["class"] != cls.__name__:
             raise CheckpointError(f"the file holds a {config['class']}: load it with {config['class']}.load()")
         if unknown := set(config["settings"]) - cls.setting_names():
-            # Above all env, whose id would be imported.
-            raise CheckpointError(f"the file has settings that no agent has: {printable(sorted(unknown), 200)}")
+            # Especially env, whose id would be imported.
+            raise CheckpointError(f"the file has unknown settings: {printable(sorted(unknown), 200)}")
         settings = without_unused_settings(manifest.decode(config["settings"], given, trust=trust))
-        # Where a file says nothing is to be written.
+        # A path in a file must not decide where logs are written.
         settings |= {"tensorboard_log": None, **changes}
         observation_space, action_space = (
             manifest.decode(config[name], {}) for name in ("observation_space", "action_space")
@@ -257,7 +258,7 @@ class Persistent(ComponentTree):
         spaces: tuple[Any, Any, int],
         device: torch.device | str,
     ) -> Self:
-        """An agent without a history, with these spaces of observations and actions, and number of environments."""
+        """Build an untrained agent with these spaces and this number of environments."""
         with unchanged_generators():
             agent = cls(**settings, device=device, _init_setup_model=False)
             agent.observation_space, agent.action_space, agent.n_envs = spaces
@@ -265,7 +266,7 @@ class Persistent(ComponentTree):
         return agent
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickles and copies: no environment, and no random generators, which belong to the process."""
+        """State for pickles and copies, without environment and random generators, which belong to the process."""
         if not self._is_built:
             raise TypeError("an agent without networks cannot be copied: call _setup_model() first")
         return {
@@ -281,7 +282,7 @@ class Persistent(ComponentTree):
 
 
 def _rebuild(kind: type[Self], state: Mapping[str, Any]) -> Self:
-    """An agent from what its pickle holds."""
+    """Rebuild an agent from its pickle."""
     device = state["device"] if torch.cuda.is_available() else "cpu"
     agent = kind._rebuilt(state["settings"], state["spaces"], device)
     for name, component in state["components"].items():
@@ -295,9 +296,9 @@ def _rebuild(kind: type[Self], state: Mapping[str, Any]) -> Self:
 def _check_networks(
     settings: Mapping[str, Any], observation_space: Any, action_space: Any, state: Mapping[str, Any]
 ) -> None:
-    """Refuse settings that do not make the networks whose weights a file holds, before memory is spent on them.
+    """Refuse settings whose networks do not match the weights in a file, before memory is allocated for them.
 
-    Those of somebody's own classes are built as they are: whoever passes classes trusts the file.
+    Networks of users' own classes are not checked: passing a class means trusting the file.
     """
     kind = NAMED_POLICIES.get(settings["policy"], settings["policy"])
     kwargs = policy_arguments(settings["policy_kwargs"] or {}, settings.get("use_sde", False))
@@ -307,10 +308,10 @@ def _check_networks(
     net_arch = kwargs.get("net_arch") or []
     widths = net_arch.values() if isinstance(net_arch, dict) else [net_arch]
     if kwargs.get("n_lstm_layers", 1) + sum(map(len, widths)) > len(state):
-        raise ValueError("it has more layers than weights")
+        raise ValueError("its settings have more layers than it has weights")
     with unchanged_generators(), torch.device("meta"):
         networks = kind(observation_space, action_space, **kwargs).state_dict()
     shapes, given = ({name: tuple(t.shape) for name, t in each.items()} for each in (networks, state))
     if shapes != given:
         wrong = sorted(name for name in shapes.keys() | given.keys() if shapes.get(name) != given.get(name))
-        raise ValueError(f"its networks have other weights than it holds: {', '.join(wrong[:5])}")
+        raise ValueError(f"its settings and its weights differ in {', '.join(wrong[:5])}")

@@ -1,9 +1,9 @@
 """Networks of Stable-Baselines3 and sb3-contrib as those of :class:`driftproof.nn.policies.DistributionalPolicy`.
 
 Both go from features through an optional LSTM and small networks to their heads, under different names. Three things
-differ: there are two critics here, so the one there is copied; their heads predict quantiles, to which the one value is
-widened; and critics without memory begin with the features, where sb3-contrib has a linear layer in between, which is
-merged into the layer behind it.
+differ. Our policy has two critics, so SB3's one is copied. Their heads predict quantiles, to which the one value is
+widened. Critics without an LSTM start from the features, where sb3-contrib has a linear layer in between, which is
+merged into the layer after it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from driftproof.state import CheckpointError
 
 _SPREAD = 0.1
-"""Standard deviation of weights between quantiles, relative to the size of the value's weights."""
+"""Standard deviation of weights across quantiles, relative to the size of the value's weights."""
 
 _SAME = {
     "features_extractor.": "features_extractor.",
@@ -29,21 +29,21 @@ _SAME = {
     "action_net.": "action_head.",
     "log_std": "log_std",
 }
-"""Beginnings of names there and here, of tensors that are the same in both."""
+"""Prefixes of SB3's and our names, of tensors that are the same in both."""
 _ACTOR_FEATURES, _CRITIC_FEATURES = "pi_features_extractor.", "vf_features_extractor."
 _PLACES = (*_SAME, _ACTOR_FEATURES, _CRITIC_FEATURES, "mlp_extractor.value_net.", "value_net.", "critic.")
 _LSTM = re.compile(r"lstm_(actor|critic)\.(weight|bias)_(ih|hh)_l\d+")
 
 
 class SB3Networks:
-    """The weights in a file of Stable-Baselines3, and what they say about the networks that they belong to.
+    """The weights in a file of Stable-Baselines3, and the architecture that follows from them.
 
     Args:
         state: The policy's state dict.
-        name: Of the file, for errors.
+        name: Name of the file, for errors.
 
     Raises:
-        CheckpointError: They are not those of an actor and a critic that can be mapped.
+        CheckpointError: They are not of an actor and a critic that can be mapped.
     """
 
     def __init__(self, state: Mapping[Any, Any], name: str) -> None:
@@ -60,25 +60,25 @@ class SB3Networks:
     def _check(self, state: Mapping[Any, Any]) -> None:
         for key, value in state.items():
             if not isinstance(key, str) or not isinstance(value, Tensor) or not value.is_floating_point():
-                self._fail(f"{_quoted(key)} in its policy is no tensor of real numbers")
+                self._fail(f"{_quoted(key)} in its policy is not a tensor of real numbers")
             if value.layout != torch.strided or not value.isfinite().all():
                 self._fail(f"{_quoted(key)} in its policy holds numbers that are not finite")
         for key in ("action_net.weight", "action_net.bias", "value_net.weight", "value_net.bias"):
             if key not in state:
-                self._fail(f"it has no {key}, so it is not of PPO or RecurrentPPO; it has {_listed(state)}")
+                self._fail(f"it has no {key}, so it is not from PPO or RecurrentPPO; it has {_listed(state)}")
         if any(key.startswith("mlp_extractor.shared_net.") for key in state):
             self._fail(
-                "its actor and critic share layers (net_arch before Stable-Baselines3 1.8), and here they cannot"
+                "its actor and critic share layers (net_arch before Stable-Baselines3 1.8), which is not supported"
             )
         if tuple(state["value_net.bias"].shape) != (1,) or state["value_net.weight"].ndim != 2:
             self._fail("its critic does not predict one value")
         strange = [key for key in state if not key.startswith(_PLACES)]
         strange += [key for key in state if key.startswith("lstm_") and not _LSTM.fullmatch(key)]
         if strange:
-            self._fail(f"there is no place here for {_listed(strange)}")
+            self._fail(f"its tensors {_listed(strange)} are unknown")
 
     def _fail(self, problem: str) -> NoReturn:
-        raise CheckpointError(f"{self._name} cannot become an agent: {problem}")
+        raise CheckpointError(f"{self._name} cannot be imported: {problem}")
 
     def _inside(self, prefix: str) -> dict[str, Tensor]:
         return {key.removeprefix(prefix): tensor for key, tensor in self.tensors.items() if key.startswith(prefix)}
@@ -92,7 +92,7 @@ class SB3Networks:
         return f"{kind}{'Lstm' if self.is_recurrent else ''}Policy"
 
     def policy_kwargs(self) -> dict[str, Any]:
-        """Its arguments, as far as names and shapes tell them."""
+        """Arguments of the policy, as far as names and shapes determine them."""
         kwargs: dict[str, Any] = {
             "net_arch": {"pi": self._widths("policy_net"), "vf": self._widths("value_net")},
             "share_features_extractor": self.shares_features,
@@ -116,7 +116,7 @@ class SB3Networks:
         return [w.shape[0] for _, w in sorted(layers.items()) if w.ndim == 2]
 
     def _features_kwargs(self) -> dict[str, Any]:
-        """Widths of a CNN, or of those inside a combined extractor; other extractors have no arguments."""
+        """Output widths of a CNN, or of the CNNs in a combined extractor; other extractors have no arguments."""
         weights = self._inside("features_extractor.")
         if "linear.0.weight" in weights and "cnn.0.weight" in weights:
             return {"features_dim": weights["linear.0.weight"].shape[0]}
@@ -126,7 +126,7 @@ class SB3Networks:
     def mapped(self, num_quantiles: int, critics: int) -> dict[str, Tensor]:
         """The state of our policy with these networks.
 
-        Where the return scale has mean 0 and standard deviation 1, every critic's mean is the value there.
+        With a return scale of mean 0 and standard deviation 1, every critic's mean equals SB3's value.
         """
         state = {here: self.tensors[there] for here, there in self.one_to_one().items()}
         network = self._inside("mlp_extractor.value_net.")
@@ -143,7 +143,7 @@ class SB3Networks:
         return state
 
     def one_to_one(self) -> dict[str, str]:
-        """Tensors that are the same in both: our name, their name."""
+        """Tensors that are the same in both: our name to SB3's name."""
         beginnings = dict(_SAME)
         if not self.shares_features:
             beginnings[_CRITIC_FEATURES] = "critic_features_extractor."
@@ -155,12 +155,12 @@ class SB3Networks:
         }
 
     def parameter_names(self) -> list[str]:
-        """Their names in the order of the optimizer's parameters; what modules share stands there once."""
+        """SB3's names in the order of the optimizer's parameters; shared parameters once."""
         copies = (_ACTOR_FEATURES, _CRITIC_FEATURES) if self.shares_features else (_ACTOR_FEATURES,)
         return [key for key in self.tensors if not key.startswith(copies)]
 
     def _merged(self, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """One linear layer that does what ``critic`` and the layer behind it do."""
+        """One linear layer equal to ``critic`` followed by the next layer."""
         first, offset = self.tensors["critic.weight"], self.tensors.get("critic.bias")
         if weight is None or bias is None or offset is None or first.ndim != 2 or weight.ndim != 2:
             self._fail("its critic has other layers than sb3-contrib's")
@@ -173,9 +173,9 @@ class SB3Networks:
 def _widened(weight: Tensor, quantiles: int, generator: torch.Generator) -> Tensor:
     """Weights ``[quantiles, width]`` whose mean is the one row given.
 
-    With equal rows, two critics would stay one for ever: same predictions, same gradients. The rows differ by random
-    numbers that sum to zero, which leave the mean as it is and give every quantile of every critic its own gradient.
-    The two part slowly then, for they learn from the same samples with weights that began alike.
+    With equal rows, the two critics would stay identical: same predictions, same gradients. The rows differ by random
+    numbers that sum to zero, which preserve the mean and give every quantile of every critic its own gradient. The
+    critics then diverge slowly, as they train on the same samples from similar weights.
     """
     row = weight.double()
     noise = torch.randn(quantiles, row.shape[1], generator=generator, dtype=torch.float64)

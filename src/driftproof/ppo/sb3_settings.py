@@ -29,46 +29,46 @@ _CLASSES: dict[str, dict[str, type[Any]]] = {
         "features_extractor_class": (layers.FlattenExtractor, layers.NatureCNN, layers.CombinedExtractor),
     }.items()
 }
-"""What descriptions of classes stand for. A description is text that is compared, nothing is imported for it."""
+"""Classes by their descriptions in the file. A description is compared as text; nothing is imported for it."""
 _FROM_WEIGHTS = (
     *("net_arch", "lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm"),
     *("share_features_extractor", "features_extractor_kwargs", "log_std_init", "ortho_init", "full_std"),
 )
-"""Arguments of policies that weights tell, or replace."""
+"""Arguments of policies that follow from the weights, or are replaced by them."""
 _NUMBER = r"(\d+(?:\.\d*)?(?:e[-+]?\d+)?)"
 _CONSTANT = re.compile(rf"ConstantSchedule\(val={_NUMBER}\)")
 _LINEAR = re.compile(rf"LinearSchedule\(start={_NUMBER}, end={_NUMBER}, end_fraction={_NUMBER}\)")
 _LARGEST = 2**24
-"""Of counts; a file that says more is not believed."""
+"""Largest plausible count; larger ones in a file are ignored."""
 _UNREADABLE = "is a function, which a file only holds as a pickle"
 
 
 class SB3Settings:
-    """What the settings in a file make of an agent.
+    """Settings of an agent from those in a file.
 
     Args:
-        data: What :func:`driftproof.state.sb3.read_data` returned.
-        networks: Its weights, which tell whether it has a memory and explores with gSDE.
-        optimizer_lr: The learning rate that was last in force, where it is known.
-        name: Of the file, for errors.
+        data: Result of :func:`driftproof.state.sb3.read_data`.
+        networks: Weights in the file, which show whether the policy is recurrent and uses gSDE.
+        optimizer_lr: The optimizer's last learning rate, if known.
+        name: Name of the file, for errors.
 
     Raises:
-        CheckpointError: The agent is of a kind that there is not here.
+        CheckpointError: The algorithm is not supported.
     """
 
     def __init__(self, data: Mapping[str, Any], networks: SB3Networks, optimizer_lr: Any, name: str) -> None:
         self.arguments: dict[str, Any] = {}
-        """For :class:`driftproof.ppo.DistributionalPPO`."""
+        """Arguments of :class:`driftproof.ppo.DistributionalPPO`."""
         self.policy_kwargs: dict[str, Any] = {}
-        """Those that weights do not tell."""
+        """Arguments of the policy that do not follow from the weights."""
         self.report: list[str] = []
-        """Lines about what could not be taken over."""
+        """Lines about what could not be loaded."""
         self._data, self._name = data, name
         self._networks = networks
         policy_class = data.get("policy_class")
         if isinstance(policy_class, dict) and "maskable" in str(policy_class.get("__module__")):
             raise CheckpointError(
-                f"{name} cannot become an agent: it is of MaskablePPO, and driftproof's policies do not mask actions"
+                f"{name} cannot be imported: it is of MaskablePPO, and driftproof's policies do not mask actions"
             )
         self._take_plain()
         if networks.uses_sde:
@@ -80,7 +80,7 @@ class SB3Settings:
 
     @property
     def num_timesteps(self) -> int:
-        """How many steps it was trained for."""
+        """Number of steps it was trained for."""
         steps = self._data.get("num_timesteps")
         return int(steps) if steps is not None and _is_valid(_check_count, steps, at_most=2**62) else 0
 
@@ -100,7 +100,7 @@ class SB3Settings:
         if _is_valid(check, value, **bounds):
             self.arguments[key.removeprefix("_")] = value
         else:
-            self.report.append(f"{key}: cannot be used as it is in the file; the default is in force")
+            self.report.append(f"{key}: the file's value is invalid; using the default")
 
     def _take_learning_rate(self, optimizer_lr: Any) -> None:
         rate = self._data.get("learning_rate")
@@ -110,9 +110,9 @@ class SB3Settings:
             self.arguments["learning_rate"] = rate
         elif _is_positive("learning_rate", optimizer_lr):
             self.arguments["learning_rate"] = float(optimizer_lr)
-            self.report.append(f"learning_rate: {_UNREADABLE}; {optimizer_lr:g}, which was last in force, goes on")
+            self.report.append(f"learning_rate: {_UNREADABLE}; using {optimizer_lr:g}, the optimizer's last one")
         elif "learning_rate" in self._data:
-            self.report.append(f"learning_rate: {_UNREADABLE}; the default is in force")
+            self.report.append(f"learning_rate: {_UNREADABLE}; using the default")
 
     def _take_clip_ranges(self) -> None:
         clip_range = self._data.get("clip_range")
@@ -120,10 +120,10 @@ class SB3Settings:
         if callable(found) or _is_positive("clip_range", found):
             self.arguments["clip_range"] = found
         elif clip_range is not None:
-            self.report.append(f"clip_range: {_UNREADABLE}; the default is in force")
+            self.report.append(f"clip_range: {_UNREADABLE}; using the default")
         if self._data.get("clip_range_vf") is not None:
             self.report.append(
-                "clip_range_vf: not taken over; there it is in units of rewards, here in standard deviations of returns"
+                "clip_range_vf: not loaded; the file has units of rewards, driftproof standard deviations of returns"
             )
 
     def _take_policy_kwargs(self) -> None:
@@ -137,25 +137,25 @@ class SB3Settings:
             elif key in kinds and isinstance(value, kinds[key]):
                 self.policy_kwargs[key] = value
             elif key not in (*_FROM_WEIGHTS, "use_sde", ":type:"):
-                self.report.append(f"policy_kwargs.{ascii(key)[1:61]}: not taken over")
+                self.report.append(f"policy_kwargs.{ascii(key)[1:61]}: not loaded")
 
     def policy_classes(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of the policy that the file names, and those that the caller gives.
+        """Arguments of the policy: classes that the file names, and those that the caller passes.
 
         Raises:
-            CheckpointError: The file names one that is not known, and the caller gives none.
+            CheckpointError: The file names an unknown class, and the caller passes none.
         """
         for key, kind in self.policy_kwargs.items():
             if kind is None and key not in given:
                 raise CheckpointError(
-                    f"{self._name} cannot become an agent: its {key} is not one of Stable-Baselines3's or torch's; "
+                    f"{self._name} cannot be imported: its {key} is not one of Stable-Baselines3's or torch's; "
                     f"pass the class: from_sb3(path, env, policy_kwargs={{{key!r}: ...}})"
                 )
         return {**self.policy_kwargs, **given}
 
 
 def _schedule(described: Any, setting: str) -> float | Schedule | None:
-    """A schedule from its description; ``None`` if that does not tell it, or it is none that the setting can have."""
+    """A schedule from its description; ``None`` if it is unknown or invalid for the setting."""
     text = described.get("value_schedule") if isinstance(described, dict) else None
     if not isinstance(text, str) or len(text) > 200:
         return None

@@ -1,4 +1,4 @@
-"""What callbacks and scripts for Stable-Baselines3 look for on an agent, computed when they look."""
+"""Views of an agent for callbacks and scripts written for Stable-Baselines3, computed on access."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class RolloutView:
 
     Args:
         rollout: The rollout.
-        learner: Estimates values and advantages.
+        learner: Learner that estimates values and advantages.
         distribution: Distribution of the policy's actions.
-        settings: Settings in force.
+        settings: Current settings.
     """
 
     def __init__(
@@ -43,22 +43,22 @@ class RolloutView:
         self.device = rollout.device
 
     def size(self) -> int:
-        """Steps of every environment."""
+        """Number of steps per environment."""
         return self.buffer_size
 
     @property
     def gamma(self) -> float:
-        """Discount in force."""
+        """Current discount."""
         return float(self._settings().gamma)
 
     @property
     def gae_lambda(self) -> float:
-        """The λ of advantages in force."""
+        """Current λ of GAE."""
         return float(self._settings().gae_lambda)
 
     @property
     def observations(self) -> Array | dict[str, Array]:
-        """What the policy saw, normalised where ``VecNormalize`` does that."""
+        """Observations of the policy, normalised if ``VecNormalize`` does so."""
         observations = self._rollout.observations
         if isinstance(observations, dict):
             return {key: _array(part) for key, part in observations.items()}
@@ -66,13 +66,13 @@ class RolloutView:
 
     @property
     def actions(self) -> Array:
-        """What the policy chose, neither clipped nor scaled ``[n_steps, n_envs, numbers of an action]``."""
+        """Actions of the policy, neither clipped nor scaled ``[n_steps, n_envs, action size]``."""
         shown = self._distribution.shown(self._rollout.actions)
         return _array(shown).reshape(self.buffer_size, self.n_envs, -1)
 
     @property
     def rewards(self) -> Array:
-        """Rewards, as the environments gave them."""
+        """Rewards of the environments."""
         return np.array(self._rollout.rewards)
 
     @property
@@ -88,12 +88,12 @@ class RolloutView:
 
     @property
     def values(self) -> Array:
-        """What the critics expected."""
+        """Values of the observations."""
         return _array(self._estimates.values)
 
     @property
     def returns(self) -> Array:
-        """λ-returns, which the critics learn."""
+        """λ-returns, the targets of the critics."""
         return _array(self._estimates.returns)
 
     @property
@@ -107,9 +107,9 @@ class RolloutView:
 
 
 class Deferred:
-    """A tensor for callbacks that costs nothing unless one looks at it.
+    """A tensor for callbacks that is computed only when used.
 
-    Any attribute, operator or function of torch and NumPy makes the tensor of it.
+    Any attribute, operator or function of torch and NumPy computes the tensor.
     """
 
     def __init__(self, compute: Callable[[], Tensor]) -> None:
@@ -166,11 +166,11 @@ class Deferred:
 
 
 class Scheduled(float, FloatSchedule):
-    """The base value of a hyper-parameter that is also Stable-Baselines3's function of the remaining progress.
+    """The base value of a hyper-parameter that is also callable as Stable-Baselines3's schedule.
 
     Args:
-        base: The number that it is.
-        schedule: What it follows from 1, the beginning of training, to 0; ``None``: the base stays.
+        base: The base value.
+        schedule: Function of the remaining progress, from 1 to 0; ``None``: constant.
     """
 
     def __new__(cls, base: float, schedule: Schedule | None = None) -> Scheduled:

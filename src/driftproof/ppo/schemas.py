@@ -1,4 +1,4 @@
-"""What states of networks and optimizers have to look like. Other components describe their own."""
+"""Schemas of the states of networks and optimizers. Other components check their own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from driftproof.state.schema import (
 _MOST_STEPS = 2**48
 
 _ENTRIES: dict[type[Optimizer], tuple[tuple[str, ...], tuple[str, ...]]] = {
-    # What must be there if anything is, and what may.
+    # Required entries, and optional ones.
     Adam: (("step", "exp_avg", "exp_avg_sq"), ("max_exp_avg_sq",)),
     AdamW: (("step", "exp_avg", "exp_avg_sq"), ("max_exp_avg_sq",)),
     SGD: ((), ("momentum_buffer",)),
@@ -43,7 +43,7 @@ _ENTRIES: dict[type[Optimizer], tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 _NEVER_NEGATIVE = ("exp_avg_sq", "max_exp_avg_sq", "sec_moment", "grad_norm_ema")
 _LARGEST_RATE = 1e6
-"""Of learning; nothing survives a step with a larger one."""
+"""Largest learning rate in a loaded state; a step with a larger one would destroy the weights."""
 
 
 def check_policy_state(policy: DistributionalPolicy, state: Any) -> None:
@@ -56,7 +56,7 @@ def check_policy_state(policy: DistributionalPolicy, state: Any) -> None:
 
 def _weights(own: Any) -> Rule:
     if not isinstance(own, Tensor):
-        return anything  # a module's extra state, which is its own affair
+        return anything  # A module's extra state, in a format of its own.
     if not own.is_floating_point():
         return numbers(own.shape, [own.dtype], tensors_only=True)
     largest = torch.finfo(own.dtype).max
@@ -64,21 +64,25 @@ def _weights(own: Any) -> Rule:
 
 
 def is_known(optimizer: Optimizer) -> bool:
-    """Whether it is known what the optimizer's state has to look like."""
+    """Whether there is a schema for the optimizer's state."""
     return type(optimizer) in _ENTRIES
 
 
 def check_optimizer_state(optimizer: Optimizer, state: Any) -> None:
-    """Raise a ``CheckpointError`` unless this is a state of the optimizer, as far as is known of its kind."""
+    """Raise a ``CheckpointError`` unless this is a state of the optimizer, as far as there is a schema for it."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    # Others' optimizers may have any state.
+    # Optimizers of other libraries may have any state.
     check("optimizer", state, table({"state": mapping(anything, key=_index), "param_groups": items(anything)}))
     items(_group_like({}), len(optimizer.param_groups))(state["param_groups"], ("optimizer", "param_groups"))
     given = [index for group in state["param_groups"] for index in group["params"]]
     if given != list(range(len(parameters))):
-        raise CheckpointError(f"the optimizer has {len(parameters)} parameters, and its state {len(given)}, or others")
+        raise CheckpointError(
+            f"the optimizer has {len(parameters)} parameters, but its state is of {len(given)}, or of others"
+        )
     if strange := [index for index in state["state"] if index not in range(len(parameters))]:
-        raise CheckpointError(f"the optimizer has a state for parameter {shown(strange[0])}, of {len(parameters)}")
+        raise CheckpointError(
+            f"the state has an entry for parameter {shown(strange[0])}, but the optimizer has {len(parameters)}"
+        )
     if not is_known(optimizer):
         return
     groups = zip(optimizer.param_groups, state["param_groups"], strict=True)
@@ -113,7 +117,7 @@ def _setting_like(key: str, own: Any) -> Rule:
     if key == "lr":
         return scalar(at_least=0, at_most=_LARGEST_RATE)
     if own is None or isinstance(own, bool):
-        return optional(flag)  # such as foreach: None chooses
+        return optional(flag)  # Such as foreach, where None means automatic.
     if isinstance(own, int | float):
         return number()
     if isinstance(own, str):
@@ -139,7 +143,7 @@ def _entries(optimizer: Optimizer, parameter: Tensor, group: Mapping[str, Any]) 
     )
 
     def rule(value: Any, path: tuple[Any, ...]) -> None:
-        if value != {}:  # which begins anew
+        if value != {}:  # An empty one is initialised later.
             full(value, path)
 
     return rule

@@ -1,4 +1,4 @@
-"""The agent's settings: which are right, which go together, and which of them can change while it trains."""
+"""Validation of the agent's settings, and which of them can change while it trains."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from driftproof.ppo.algorithm import DistributionalPPO
 
 VGS_HYPERPARAMETERS = {name: each for name, each in settings_of(VGSSettings).items() if each.about.is_hyperparameter}
-_FLAT = "vgs_"
-"""Begins names of the agent's arguments that are single items of ``vgs_kwargs``."""
+_VGS_PREFIX = "vgs_"
+"""Prefix of the agent's arguments that are single items of ``vgs_kwargs``."""
 _OPTIONAL = [name for name, each in HYPERPARAMETERS.items() if each.is_optional and not each.has_file_default]
-"""Hyper-parameters without which an agent can do."""
-_NOT_GIVEN = "it was not given when the agent was made"
+"""Hyper-parameters that may be ``None``."""
+_NOT_GIVEN = "the agent was constructed without it"
 
 
 class HyperparameterAttribute:
-    """An attribute of the agent that is a hyper-parameter: reads and writes go to the one owner, ``hyperparams``."""
+    """An attribute of the agent that is a hyper-parameter: reads and writes go to ``hyperparams``."""
 
     def __init__(self, name: str) -> None:
         self.name, self.setting = name, HYPERPARAMETERS[name]
@@ -70,7 +70,7 @@ class HyperparameterAttribute:
 
 
 def resolved(given: AgentSettings) -> AgentSettings:
-    """Arguments of an agent in the one form that it keeps, from all the forms in which they may be given."""
+    """Arguments of an agent in canonical form, from all the forms in which they may be given."""
     policy_kwargs, optimizer, optimizer_kwargs = optimizer_in_policy_kwargs(
         given.policy_kwargs or {}, given.optimizer_class, given.optimizer_kwargs or {}
     )
@@ -83,26 +83,26 @@ def resolved(given: AgentSettings) -> AgentSettings:
         optimizer_kwargs=optimizer_kwargs,
         variance_gradient_scaling=is_scaled,
         vgs_kwargs=vgs_kwargs,
-        # Searches give numbers of NumPy, which torch and Python's generator do not take.
+        # Hyper-parameter searches pass NumPy numbers, which torch and Python's generator do not accept.
         seed=None if given.seed is None else int(given.seed),
         sde_sample_freq=int(given.sde_sample_freq),
     )
 
 
 def _resolved_vgs(given: AgentSettings) -> tuple[bool, dict[str, Any]]:
-    """Whether gradients are scaled, and the arguments of the scaler, from all the names that say so.
+    """Whether gradients are scaled, and the arguments of the scaler, from all their argument names.
 
     Raises:
         ValueError: One setting has two values.
     """
     arguments = dict(given.vgs_kwargs or {})
     for key in settings_of(VGSSettings):
-        value = getattr(given, _FLAT + key, None)
+        value = getattr(given, _VGS_PREFIX + key, None)
         if value is None:
             continue
         if key in arguments and arguments[key] != value:
             raise ValueError(
-                f"{_FLAT}{key}={value!r} and vgs_kwargs[{key!r}]={arguments[key]!r} are two values of one setting"
+                f"{_VGS_PREFIX}{key}={value!r} and vgs_kwargs[{key!r}]={arguments[key]!r} are two values of one setting"
             )
         if key != "enabled":
             arguments[key] = value
@@ -114,13 +114,13 @@ def _resolved_vgs(given: AgentSettings) -> tuple[bool, dict[str, Any]]:
 
 
 def check_keywords(argument: str, given: Iterable[str], kinds: Iterable[type[Any]], taken: Iterable[str]) -> None:
-    """Refuse names that a class does not know with the nearest that it does.
+    """Refuse keyword arguments that a class does not have; the error suggests the nearest name.
 
     Args:
-        argument: Whose keys they are.
-        given: The names.
+        argument: Argument of the agent whose keys they are.
+        given: Names of the keyword arguments.
         kinds: The class, and those that its constructor passes arguments on to.
-        taken: Arguments that the agent gives itself.
+        taken: Arguments that the agent itself passes.
     """
     kinds = list(kinds)
     known = [
@@ -140,7 +140,7 @@ def penalty_arguments(given: AgentSettings) -> dict[str, Any] | None:
 
 
 def _resolved_learning_rate(learning_rate: Any, optimizer_kwargs: Mapping[str, Any]) -> Any:
-    """The learning rate that rules: of the agent, or of the optimizer's arguments."""
+    """The learning rate, from the agent's or the optimizer's arguments."""
     lr = optimizer_kwargs.get("lr")
     if lr is None:
         return DEFAULT_LEARNING_RATE if learning_rate is None else learning_rate
@@ -165,14 +165,14 @@ def check_settings(agent: DistributionalPPO) -> None:
         raise ValueError("vgs_kwargs are given, but variance_gradient_scaling is off")
     check_keywords("vgs_kwargs", agent.vgs_kwargs, [VarianceGradientScaler], taken=("parameters",))
     if agent.vgs_kwargs.get("enabled") is False and len(agent.vgs_kwargs) > 1:
-        raise ValueError("vgs_kwargs has enabled=False, and then nothing else in it has an effect")
+        raise ValueError("vgs_kwargs has enabled=False, so nothing else in it has an effect: remove the rest")
     _check_adapted(agent)
     _warn_of_exploration(agent)
     check_device(agent)
 
 
 def without_unused_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a file without those that have no effect, which earlier versions took and which are refused now."""
+    """Settings of a file without those that have no effect, which earlier versions accepted."""
     result = dict(settings)
     options, scaler = result.get("optimizer_kwargs"), result.get("vgs_kwargs")
     if isinstance(options, Mapping) and "optimizer_class" in result:
@@ -181,14 +181,14 @@ def without_unused_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         result["vgs_kwargs"] = {"enabled": False}
     networks = result.get("policy_kwargs")
     if isinstance(networks, Mapping) and networks.get("shared_lstm") and networks.get("enable_critic_lstm", True):
-        # It had this meaning, which sb3-contrib does not give it.
+        # Earlier versions gave it this meaning, unlike sb3-contrib.
         others = {name: value for name, value in networks.items() if name != "shared_lstm"}
         result["policy_kwargs"] = {**others, "shared_recurrence": True}
     return result
 
 
 def _check_adapted(agent: DistributionalPPO) -> None:
-    """Refuse what a policy that was written for Stable-Baselines3 does not do."""
+    """Refuse settings that a policy written for Stable-Baselines3 does not support."""
     if getattr(agent.policy_class, "predicts_distributions", True):
         return
     for name, value in {
@@ -198,13 +198,13 @@ def _check_adapted(agent: DistributionalPPO) -> None:
     }.items():
         if value:
             raise ArgumentError(
-                f"{name}={value!r} is for policies of driftproof; {agent.policy_class.__name__} derives from "
+                f"{name}={value!r} needs a policy of driftproof, but {agent.policy_class.__name__} derives from "
                 "ActorCriticPolicy: derive it from driftproof.nn.policies.MlpPolicy"
             )
 
 
 def _warn_of_exploration(agent: DistributionalPPO) -> None:
-    """Warn of settings of gSDE without it: Stable-Baselines3 takes them."""
+    """Warn of settings of gSDE without gSDE, which Stable-Baselines3 accepts."""
     if agent.use_sde:
         return
     given = {"sde_sample_freq": agent.sde_sample_freq, **agent.policy_kwargs}
@@ -215,18 +215,18 @@ def _warn_of_exploration(agent: DistributionalPPO) -> None:
 
 
 def check_device(agent: DistributionalPPO) -> None:
-    """Refuse what only CUDA can do elsewhere."""
+    """Refuse settings that need CUDA on other devices."""
     for name in ("cuda_graph", "mixed_precision"):
         if getattr(agent, name) and agent.device.type != "cuda":
             raise ValueError(f"{name}=True needs device='cuda', not {agent.device.type!r}")
 
 
 def check_policy(policy: Any, kwargs: Mapping[str, Any]) -> None:
-    """Refuse classes that are no policies, and unknown arguments."""
+    """Refuse classes that are not policies, and unknown arguments."""
     if not isinstance(policy, type) or not issubclass(policy, DistributionalPolicy | AdaptedPolicy):
         raise TypeError(f"policy must be a name or a subclass of DistributionalPolicy, not {policy!r}")
     if "use_sde" in kwargs:
-        raise TypeError("policy_kwargs has 'use_sde', which is an argument of the agent: give it there")
+        raise TypeError("policy_kwargs has 'use_sde', which is an argument of the agent: pass it to the agent")
     if issubclass(policy, AdaptedPolicy):
         taken = ("observation_space", "action_space", "lr_schedule", "optimizer_class", "optimizer_kwargs")
         check_keywords("policy_kwargs", kwargs, [policy.written, ActorCriticPolicy], taken=taken)
@@ -241,25 +241,25 @@ def check_policy(policy: Any, kwargs: Mapping[str, Any]) -> None:
 
 
 def policy_arguments(policy_kwargs: Mapping[str, Any], use_sde: bool) -> dict[str, Any]:
-    """What a policy is made with, besides its spaces: ``policy_kwargs``, and what the agent knows of exploration."""
-    # Policies of one's own need not know of gSDE.
+    """Arguments of the policy besides its spaces: ``policy_kwargs`` and the agent's ``use_sde``."""
+    # Users' own policies need not support gSDE.
     return {**policy_kwargs, "use_sde": True} if use_sde else dict(policy_kwargs)
 
 
 def check_heads(agent: DistributionalPPO) -> None:
-    """Refuse to clip what the value heads do not have."""
+    """Refuse a clip mode that the value heads do not support."""
     if agent.value_clip_mode == "per_quantile" and not isinstance(agent.policy.heads[0], QuantileHead):
         raise ValueError("value_clip_mode='per_quantile' needs value_head='quantile' in policy_kwargs")
 
 
 def initial_hyperparams(given: AgentSettings) -> Hyperparameters:
-    """The agent's own numbers that may change while it trains; those of its parts come with :func:`add_parts`."""
+    """The agent's own hyper-parameters; :func:`add_parts` adds those of its parts."""
     entries: dict[str, Hyperparameter] = {}
     for name, each in HYPERPARAMETERS.items():
         if (value := getattr(given, name)) is not None:
             base, schedule = base_and_schedule(name, value)
             entries[name] = Hyperparameter(base, each.bounds, whole=each.is_count, schedule=schedule)
-    # Below it, what is set would not be in force.
+    # A base below the minimum would have no effect.
     entries["ent_coef"].bounds = {**HYPERPARAMETERS["ent_coef"].bounds, "at_least": given.ent_coef_min}
     fixed = {
         name: each.about.fixed
@@ -268,7 +268,7 @@ def initial_hyperparams(given: AgentSettings) -> Hyperparameters:
         if each.about.fixed is not None
     }
     fixed |= {
-        name: each.about.fixed or "it is set when the agent is made"
+        name: each.about.fixed or "it is fixed when the agent is constructed"
         for name, each in settings_of(AgentSettings).items()
         if name not in entries
     }
@@ -277,7 +277,7 @@ def initial_hyperparams(given: AgentSettings) -> Hyperparameters:
 
 
 def add_parts(agent: DistributionalPPO) -> None:
-    """Let the agent's hyper-parameters act on its optimizer and controllers, and add those of these parts."""
+    """Connect hyper-parameters to the agent's optimizer and controllers, and add those of these parts."""
     owned, optimizer, vgs = agent.hyperparams, agent.policy.optimizer, agent.vgs
     owned.act("learning_rate", partial(_set_group, optimizer, "lr"))
     if "target_kl" in owned:
@@ -285,11 +285,11 @@ def add_parts(agent: DistributionalPPO) -> None:
     unused = unused_options(type(optimizer), optimizer.defaults)
     for key, value in optimizer.defaults.items():
         if key != "lr" and type(value) in (int, float):
-            # Of others' optimizers it is not known what is right.
+            # Bounds are unknown for optimizers of other libraries.
             bounds = OPTIMIZER_BOUNDS.get(key, {"at_least": 0} if value >= 0 else {})
             if key == "eps" and not isinstance(optimizer, UPGDW | AdaptiveUPGD):
                 bounds = {"at_least": 0, "at_most": bounds["at_most"]}
-            # Without momentum dampening has no effect, until momentum is set.
+            # Dampening has no effect until momentum is set.
             needed = None if key == "dampening" else unused.get(key)
             apply = partial(_set_group, optimizer, key)
             owned.add(f"optimizer.{key}", Hyperparameter(value, bounds, apply=apply, unused=needed))
@@ -300,7 +300,7 @@ def add_parts(agent: DistributionalPPO) -> None:
         if vgs is None:
             owned.remove(f"vgs.{key}", "variance_gradient_scaling is off")
             continue
-        needed = None if vgs.enabled else "a scaler that is enabled"
+        needed = None if vgs.enabled else "vgs_kwargs with enabled=True"
         entry = Hyperparameter(
             getattr(vgs, key), each.bounds, whole=each.is_count, apply=partial(setattr, vgs, key), unused=needed
         )
@@ -314,7 +314,7 @@ def add_parts(agent: DistributionalPPO) -> None:
 
 
 def set_optional(agent: DistributionalPPO, name: str, value: Any) -> None:
-    """Let a hyper-parameter that may be ``None`` act from now on, or no longer."""
+    """Set a hyper-parameter that may be ``None``; adds or removes it."""
     each, is_built = HYPERPARAMETERS[name], agent._is_built
     if value is None:
         if is_built:
@@ -331,9 +331,9 @@ def set_optional(agent: DistributionalPPO, name: str, value: Any) -> None:
 
 def _check_removable(agent: DistributionalPPO, name: str) -> None:
     if name == "target_kl" and agent.kl_penalty is not None:
-        raise ValueError("target_kl=None: the agent's kl_penalty needs the KL divergence that it is to reach")
+        raise ValueError("target_kl cannot be None: the agent's kl_penalty needs a target")
     if name == "clip_range_vf" and agent.value_clip_mode is not None:
-        raise ValueError(f"clip_range_vf=None: value_clip_mode={agent.value_clip_mode!r} needs it")
+        raise ValueError(f"clip_range_vf cannot be None: value_clip_mode={agent.value_clip_mode!r} needs it")
 
 
 def _set_group(optimizer: Optimizer, key: str, value: float) -> None:

@@ -1,4 +1,4 @@
-"""Which spaces of observations and actions an agent can deal with."""
+"""Supported spaces of observations and actions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from driftproof._text import printable
 
 
 class UnsupportedSpaceError(TypeError, NotImplementedError):
-    """A space of a kind that agents cannot deal with. Stable-Baselines3 raises ``NotImplementedError``."""
+    """A space of an unsupported kind. Stable-Baselines3 raises ``NotImplementedError``."""
 
 
-_FLATTEN = "; make it flat with gymnasium.wrappers.FlattenObservation(env)"
+_FLATTEN = "; flatten it with gymnasium.wrappers.FlattenObservation(env)"
 
 
 def check_spaces(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-    """Refuse observations that no features extractor takes, and actions that no policy gives."""
+    """Refuse observation and action spaces that are not supported."""
     parts = observation_space.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
     for part in parts:
         if not isinstance(part, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):

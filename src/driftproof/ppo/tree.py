@@ -1,4 +1,4 @@
-"""What an agent is, as one tree: saved, loaded, copied and inherited through it, and through nothing else."""
+"""State tree of an agent: the one form in which it is saved, loaded, copied and exploited."""
 
 from __future__ import annotations
 
@@ -19,79 +19,79 @@ from driftproof.ppo.environments import renormalized
 from driftproof.state import CheckpointError, Stateful, copy_tree, read
 
 OWN_PLACE = ("counters", "rollout", "random")
-"""Where an agent is in its training, rather than what it has learned."""
+"""Components with the progress of training, rather than what was learned."""
 _LAST = ("rollout", "random")
-"""Environments begin with the statistics that were loaded, and nothing draws random numbers after."""
+"""Loaded last: environments need the loaded statistics, and no random numbers may be drawn after ``random``."""
 _NAMES = {"policy": "policy", "optimizer": "policy.optimizer", "hyperparams": "hyperparams"}
-"""What Stable-Baselines3 calls components; others have ``_state`` behind their names."""
+"""Stable-Baselines3's names of components; other names get the suffix ``_state``."""
 
 
 class ComponentTree(AgentBase):
-    """An agent's components by name. One that is given to :meth:`register` is part of files, copies and all else."""
+    """An agent's components by name; :meth:`register` adds one to files, copies and populations."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._components: dict[str, Stateful] = {}
         self._unclaimed: dict[str, Any] = {}
-        """States in the agent's file of components that are not registered yet."""
+        """States from the agent's file for components that are not registered yet."""
         self._told: set[str] = set()
-        """Warnings that were given."""
+        """Warnings that were issued."""
         super().__init__(*args, **kwargs)
 
     def register(self, name: str, component: Stateful) -> None:
         """Make a component part of the agent's state.
 
         Args:
-            name: Its place in the tree.
-            component: Has ``state_dict()`` and ``load_state_dict()``, of tensors and plain values. If the agent was
-                loaded from a file with a state of that name, it gets that. If it has ``check_state_dict()``, which
-                raises an error for a wrong state, that is called before any component of the agent changes.
+            name: Name in the tree.
+            component: Object with ``state_dict()`` and ``load_state_dict()``, of tensors and plain values. If the agent
+                was loaded from a file with a state of that name, it is loaded. ``check_state_dict()``, if it has one,
+                raises an error for an invalid state, and is called before any component of the agent changes.
         """
         if name in self._components:
             raise ValueError(f"there is a component {name!r} already")
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(component, method, None)):
-                raise TypeError(f"component {name!r} must have {method}(), {type(component).__name__} has not")
+                raise TypeError(f"component {name!r} needs {method}(), which {type(component).__name__} lacks")
         if name in self._unclaimed:
             load_state(self.policy, {name: component}, {name: self._unclaimed[name]}, exact_match=True)
             del self._unclaimed[name]
         self._components[name] = component
 
     def components(self) -> dict[str, Stateful]:
-        """Everything that makes the agent what it is, by name."""
+        """All components of the agent's state, by name."""
         if not self._is_built:
             raise ValueError("there are no networks yet: call _setup_model() first")
         own = self._components
         return {name: own[name] for name in (*(name for name in own if name not in _LAST), *_LAST)}
 
     def state_tree(self) -> dict[str, Any]:
-        """A copy of the agent's whole state, which later training does not change."""
+        """A copy of the agent's whole state."""
         return self._copied(self.components())
 
     def current_states(self) -> dict[str, Any]:
-        """The agent's whole state itself, for those who copy or write it before training goes on."""
+        """The agent's whole state without copying: copy or write it before training continues."""
         return {name: dict(part.state_dict()) for name, part in self.components().items()}
 
     def load_state_tree(self, tree: Mapping[str, Any], exact_match: bool = True) -> None:
-        """Become what the tree says; if a component does not take its state, nothing has changed.
+        """Load the agent's whole state; if one component's state is invalid, nothing changes.
 
         Args:
-            tree: What :meth:`state_tree` returned, or part of it.
+            tree: Result of :meth:`state_tree`, or part of it.
             exact_match: Whether a component without a state, or a state without a component, is an error instead of a
                 warning.
 
         Raises:
-            CheckpointError: A state is wrong; nothing has changed.
+            CheckpointError: A state is invalid; nothing has changed.
         """
         load_state(self.policy, self.components(), tree, exact_match)
         self.state_was_loaded()
 
     def get_parameters(self, include_optimizer: bool = True) -> dict[str, dict[str, Any]]:
-        """A copy of everything that the agent has learned, by name, which later training does not change.
+        """A copy of everything that the agent has learned, by name.
 
-        Where it is in its training is not part of it: counters, where the environments are, random generators.
+        The progress of training is not part of it: counters, states of environments, random generators.
 
         Args:
-            include_optimizer: Whether the optimizer's state is.
+            include_optimizer: Include the optimizer's state.
         """
         parts = {name: part for name, part in self.components().items() if name not in OWN_PLACE}
         if not include_optimizer:
@@ -104,22 +104,22 @@ class ComponentTree(AgentBase):
         exact_match: bool = True,
         device: torch.device | str = "auto",
     ) -> None:
-        """Take over what :meth:`get_parameters` of another agent returned, or what is in a file.
+        """Load the result of another agent's :meth:`get_parameters`, or a file.
 
-        If the policy changes, the recurrent state of running episodes is reset: it was another policy's.
+        If the policy changes, the recurrent state of running episodes is reset.
 
-        Parameters of earlier versions, which are a policy's state dict or have no hyper-parameters, are taken over with
-        a ``FutureWarning`` that says what they lack. The optimizer's moments and the statistics of variance gradient
-        scaling, if they are not given, begin anew, since they belong to the former weights.
+        Parameters of earlier versions, which are a policy's state dict or have no hyper-parameters, are loaded with a
+        ``FutureWarning`` that names what they lack. The optimizer's moments and the statistics of variance gradient
+        scaling start anew if they are missing, since they belong to the former weights.
 
         Args:
             load_path_or_dict: The states, or a file of :meth:`save`.
             exact_match: Whether a component without a state, or a state without a component, is an error instead of a
                 warning.
-            device: Is not needed: states go where the agent is.
+            device: Ignored: states go to the agent's device.
 
         Raises:
-            CheckpointError: The file, or a state, is wrong; nothing has changed.
+            CheckpointError: The file, or a state, is invalid; nothing has changed.
         """
         parts = {name: part for name, part in self.components().items() if name not in OWN_PLACE}
         given: Mapping[str, Any]
@@ -136,15 +136,15 @@ class ComponentTree(AgentBase):
             self.reset_lstm_states_to_initial()
         self.state_was_loaded()
         if self.env is not None and self._last_obs is not None and "normalizer" in states:
-            # Where wrappers made something else of what was normalised, only a new episode is right.
+            # Where wrappers transform the normalised observations, they cannot be normalised again: start new episodes.
             self._last_obs = renormalized(self.env) if self.normalizer.is_used else self._last_obs
 
     def state_was_loaded(self) -> None:
-        """See to what depends on the state."""
+        """Update what depends on the state."""
         raise NotImplementedError
 
     def _states_from(self, given: Mapping[str, Any], parts: Mapping[str, Stateful]) -> dict[str, Any]:
-        """States by the components' names, from what :meth:`set_parameters` was given."""
+        """States by the components' names, from the argument of :meth:`set_parameters`."""
         is_policy_only = migration.is_policy_only(given)
         states = {"policy": given} if is_policy_only else {self._internal(name): x for name, x in given.items()}
         if not is_policy_only and not migration.is_earlier(given):
@@ -168,7 +168,7 @@ class ComponentTree(AgentBase):
 
 @contextlib.contextmanager
 def as_checkpoint_error(path: object) -> Iterator[None]:
-    """Whatever a component has against its state is an error of the file."""
+    """Turn any error of loading a state into a ``CheckpointError`` that names the file."""
     try:
         yield
     except CheckpointError as error:
@@ -179,12 +179,12 @@ def as_checkpoint_error(path: object) -> Iterator[None]:
 
 def _named_states(tree: Any, source: object) -> Mapping[str, Any]:
     if not isinstance(tree, Mapping) or not all(isinstance(name, str) for name in tree):
-        raise CheckpointError(f"{source} holds no states of an agent, but a {type(tree).__name__}")
+        raise CheckpointError(f"{source} does not hold states of an agent, but a {type(tree).__name__}")
     return tree
 
 
 def with_suffix(path: Any, reading: bool = True) -> Any:
-    """A path with ``.zip`` if it has no ending, as Stable-Baselines3 has it; files stay what they are."""
+    """A path with ``.zip`` if it has no suffix, as in Stable-Baselines3; file objects are returned unchanged."""
     if not isinstance(path, str | os.PathLike):
         return path
     named = pathlib.Path(path)
@@ -192,21 +192,21 @@ def with_suffix(path: Any, reading: bool = True) -> Any:
 
 
 def parameters_from(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """What :meth:`Persistent.get_parameters` would return, from an agent's whole tree.
+    """The result of :meth:`Persistent.get_parameters`, from an agent's whole tree.
 
-    Files that were converted have the names that users know already.
+    Converted files already have Stable-Baselines3's names.
     """
     named = {name if name in _NAMES.values() else external_name(internal_name(name)): x for name, x in tree.items()}
     return {name: state for name, state in named.items() if internal_name(name) not in OWN_PLACE}
 
 
 def external_name(name: str) -> str:
-    """What :meth:`Persistent.get_parameters` calls a component."""
+    """A component's name in :meth:`Persistent.get_parameters`."""
     return _NAMES.get(name, f"{name}_state")
 
 
 def internal_name(name: str) -> str:
-    """A component's name in the tree, from either."""
+    """A component's name in the tree, from its internal or external name."""
     for internal, external in _NAMES.items():
         if name == external:
             return internal

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 _ENVPOOL_INTERFACE = ("all_env_ids", "async_reset", "config", "recv", "send")
-"""What tells EnvPool from other environments: up to 1.1 it is no VectorEnv, since 1.2 it is a VectorEnv and an Env."""
+"""Attributes that identify EnvPool: up to 1.1 it is not a VectorEnv, since 1.2 it is both a VectorEnv and an Env."""
 
 
 class GymnasiumVecEnv(VecEnv):
@@ -29,10 +29,10 @@ class GymnasiumVecEnv(VecEnv):
     - Next step, as in EnvPool and in ``gymnasium.make_vec("CartPole-v1")``: the step that ends an episode returns the
       final observation, also found in ``info["terminal_observation"]``. The step after it ignores the action and
       returns the first observation of the next episode, with reward 0, done ``False`` and ``info["autoreset"]``
-      ``True``. It is no transition: leave it out when learning. Wrappers of Stable-Baselines3 do not know it:
+      ``True``. It is not a transition: do not train on it. Wrappers of Stable-Baselines3 do not handle it:
       VecFrameStack lets the final observation into the next stack, and VecMonitor counts one step too many.
 
-    ``info["episode"]`` is there at the end of every episode, as if from Monitor, unless the environment has it already.
+    ``info["episode"]`` is set at the end of every episode, as if from Monitor, unless the environment has it already.
     So ``env_is_wrapped(Monitor)`` is true, and neither Monitor nor VecMonitor is needed. Numbers in infos are Python
     numbers. Infos of resets are in :attr:`reset_infos`. Observations are copied wherever the environment might write
     into them again.
@@ -53,12 +53,12 @@ class GymnasiumVecEnv(VecEnv):
         self.autoreset_mode = _autoreset_mode(env)
         super().__init__(num_envs, *spaces)
         self.metadata = dict(env.metadata)
-        # Those two give away copies on their own, if asked to, but wrappers around them may write into what they got.
+        # These two return copies if configured to, but wrappers around them may write into the arrays.
         self._copies = not (isinstance(env, SyncVectorEnv | AsyncVectorEnv) and env.copy)
         self._actions: Any = None
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
-        # Environments whose next step only resets; None for none.
+        # Environments whose next step only resets; None if there are none.
         self._resetting: npt.NDArray[np.bool_] | None = None
         self._start = time.time()
 
@@ -112,7 +112,7 @@ class GymnasiumVecEnv(VecEnv):
         rewards: npt.NDArray[np.float32],
         infos: list[dict[str, Any]],
     ) -> None:
-        """Make of steps that only reset what they are: no part of any episode."""
+        """Exclude steps that only reset from episodes: reward 0, not done."""
         rewards[resetting] = 0
         self._returns[resetting] = 0
         self._lengths[resetting] = 0
@@ -123,10 +123,10 @@ class GymnasiumVecEnv(VecEnv):
     def _end_episodes(
         self, obs: Any, dones: npt.NDArray[np.bool_], terminated: npt.NDArray[np.bool_], infos: list[dict[str, Any]]
     ) -> Any:
-        """Complete the infos of episodes that have ended, and see to their resets.
+        """Complete the infos of episodes that have ended, and reset their environments where needed.
 
         Returns:
-            The observations to go on from.
+            The observations to continue from.
         """
         ended = np.flatnonzero(dones).tolist()
         seconds = round(time.time() - self._start, 6)
@@ -154,11 +154,11 @@ class GymnasiumVecEnv(VecEnv):
         return obs
 
     def _take_final(self, i: int, infos: list[dict[str, Any]]) -> Any:
-        """Sort out an info that is of a step and a reset at once. Returns the final observation."""
+        """Split an info that is of a step and a reset at once. Returns the final observation."""
         reset_info = infos[i]
         if "final_obs" not in reset_info:
             raise ValueError(
-                f'{type(self.env).__name__} says it resets in the same step, but has no "final_obs" in its infos'
+                f'the autoreset mode of {type(self.env).__name__} is SAME_STEP, but its infos have no "final_obs"'
             )
         final_obs = reset_info.pop("final_obs")
         if "final_info" not in reset_info:
@@ -166,7 +166,7 @@ class GymnasiumVecEnv(VecEnv):
             return final_obs
         infos[i] = reset_info.pop("final_info")
         if "episode" in reset_info:
-            # From a wrapper of the vector environment, which knows nothing of final infos.
+            # From a wrapper of the vector environment, which does not handle final infos.
             infos[i]["episode"] = reset_info.pop("episode")
         self.reset_infos[i] = reset_info
         return final_obs
@@ -248,15 +248,15 @@ class GymnasiumVecEnv(VecEnv):
     def _check_attr(self, name: str) -> None:
         base = self.env.unwrapped
         if not hasattr(base, "call"):
-            raise AttributeError(f"{type(base).__name__} has no call(): its environments cannot be asked for {name!r}")
-        # Asked first, because a worker of AsyncVectorEnv does not survive an AttributeError.
+            raise AttributeError(f"{type(base).__name__} has no call(): {name!r} of its environments cannot be read")
+        # Checked first, because an AttributeError would end a worker of AsyncVectorEnv.
         if not all(base.call("has_wrapper_attr", name)):
             raise AttributeError(f"the environments of {type(base).__name__} have no attribute {name!r}")
 
     def _refuse_some(self, indices: VecEnvIndices) -> None:
         if list(self._get_indices(indices)) != list(range(self.num_envs)):
             kind = type(self.env.unwrapped).__name__
-            raise NotImplementedError(f"{kind} reaches all of its environments or none: leave out indices")
+            raise NotImplementedError(f"{kind} can only access all of its environments: leave out indices")
 
 
 def as_vec_env(env: object) -> GymnasiumVecEnv | None:
@@ -288,7 +288,7 @@ def _autoreset_mode(env: VectorEnv[Any, Any, Any] | gymnasium.Env[Any, Any]) -> 
 
 
 def _split(infos: dict[str, Any], num_envs: int) -> list[dict[str, Any]]:
-    """Turn a dict of arrays, where ``_key`` tells who has ``key``, into a dict for each environment."""
+    """Turn a dict of arrays, where ``_key`` masks the environments with ``key``, into a dict per environment."""
     split: list[dict[str, Any]] = [{} for _ in range(num_envs)]
     for key, value in infos.items():
         if key[:1] == "_" and key[1:] in infos:
@@ -315,7 +315,7 @@ def _copied(obs: Any) -> Any:
         return {key: _copied(value) for key, value in obs.items()}
     if isinstance(obs, tuple):
         return tuple(_copied(value) for value in obs)
-    # Some are transposed, which would make every later use of them slower.
+    # Some are transposed; a contiguous copy is faster to use.
     return np.array(obs, order="C")
 
 

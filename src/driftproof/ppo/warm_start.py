@@ -1,4 +1,4 @@
-"""A new training that begins with what another agent has learned."""
+"""Warm start: a new training with the weights and statistics of another agent."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from driftproof.state import CheckpointError, printable, read
 from driftproof.state.files import Checkpoint
 
 _ITS_OWN = ("hyperparams", "entropy")
-"""What belongs to a training, rather than to what was learned in it."""
+"""Components that stay the agent's own."""
 _NEEDED = ("policy", "return_scale", "normalizer")
-"""Without one of these that it had, an agent acts, or values, otherwise than before."""
+"""Components without which the loaded agent would act or predict differently."""
 _LARGE = 1e300
-"""Whole numbers in files can be larger than any float."""
+"""Bound for integers in files, which can be larger than any float."""
 _SHOWN = 5
-"""Tensors in a message."""
+"""Number of tensors shown in a message."""
 
 
 def warm_start(agent: Persistent, source: str | os.PathLike[str] | Checkpoint) -> list[str]:
-    """Give an agent the weights and learned statistics of another one, for a training of its own.
+    """Load the weights and learned statistics of another agent, for a new training.
 
     Settings, counters, schedules and random generators stay the agent's. The optimizer's moments and the statistics of
-    gradient scaling, of a KL penalty and of an adversary are taken over if both agents have them and they fit.
+    gradient scaling, of a KL penalty and of an adversary are loaded if both agents have them and they fit.
 
     Args:
-        agent: Has networks of the same shapes.
+        agent: Agent with networks of the same shapes.
         source: A checkpoint, or its file.
 
     Returns:
-        A report in lines: what was taken over, what begins anew and why, and which hyper-parameters are others.
+        A report in lines: what was loaded, what begins anew and why, and which hyper-parameters differ.
 
     Raises:
         CheckpointError: The networks differ, or only one of the two normalises observations; nothing has changed.
@@ -43,13 +43,13 @@ def warm_start(agent: Persistent, source: str | os.PathLike[str] | Checkpoint) -
     checkpoint = source if isinstance(source, Checkpoint) else read(source)
     tree = checkpoint.tree
     if not isinstance(tree, dict) or not isinstance(tree.get("policy"), dict):
-        raise CheckpointError("the checkpoint holds no policy: give one of an agent")
+        raise CheckpointError("the checkpoint holds no policy: pass the checkpoint of an agent")
     states = {internal_name(name): state for name, state in parameters_from(tree).items()}
     parts = {name: part for name, part in agent.components().items() if name in states and name not in _ITS_OWN}
     _check_networks(agent.policy.state_dict(), states["policy"])
     needed = {name: part for name, part in parts.items() if name in _NEEDED}
     load_state(agent.policy, needed, {name: states[name] for name in needed}, exact_match=True)
-    report = [f"taken over: {', '.join(needed)}"]
+    report = [f"loaded: {', '.join(needed)}"]
     for name in [name for name in parts if name not in needed]:
         try:
             load_state(agent.policy, {name: parts[name]}, {name: states[name]}, exact_match=True)
@@ -61,10 +61,10 @@ def warm_start(agent: Persistent, source: str | os.PathLike[str] | Checkpoint) -
 
 
 def _check_networks(own: Mapping[str, Tensor], given: Mapping[str, Any]) -> None:
-    """Say which tensors differ.
+    """Refuse networks with different tensors.
 
     Raises:
-        CheckpointError: Some do, other than those of a second critic that there is not in the checkpoint.
+        CheckpointError: Names tensors that differ, other than those of a second critic that the checkpoint lacks.
     """
     if not any(str(name).startswith("critics.1.") for name in given):
         own = {name: tensor for name, tensor in own.items() if not name.startswith("critics.1.")}
@@ -74,13 +74,13 @@ def _check_networks(own: Mapping[str, Tensor], given: Mapping[str, Any]) -> None
     if not differing:
         return
     lines = [
-        f"{printable(name, 80)} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
+        f"{printable(name, 80)} is {there.get(name, 'missing')} in the checkpoint and {here.get(name, 'missing')} here"
         for name in differing[:_SHOWN]
     ]
     more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
     raise CheckpointError(
         f"networks of the checkpoint and of the agent differ in {len(differing)} tensors: {'; '.join(lines)}{more}. "
-        "Use its policy settings, and an environment with the same spaces"
+        "Use the checkpoint's policy settings, and an environment with the same spaces"
     )
 
 
@@ -89,8 +89,8 @@ def _other_hyperparams(agent: Persistent, given: Any) -> list[str]:
         return []
     own = dict(agent.hyperparams)
     differing = [
-        f"{name} {given[name]:g} there, {value:g} here"
+        f"{name} {given[name]:g} in the checkpoint, {value:g} here"
         for name, value in own.items()
         if isinstance(given.get(name), int | float) and abs(given[name]) < _LARGE and given[name] != value
     ]
-    return [f"hyper-parameters that are others: {', '.join(differing)}"] if differing else []
+    return [f"hyper-parameters that differ: {', '.join(differing)}"] if differing else []

@@ -1,4 +1,4 @@
-"""The environments' side of training: where they are, what the next rollout begins with, and the last episodes."""
+"""Environments of an agent: their states, last observations, recurrent states and recent episodes."""
 
 from __future__ import annotations
 
@@ -53,45 +53,45 @@ _MOST_SEEDS = 2**32
 
 
 class Worker:
-    """Acts in the environments: owns them, their last observations, recurrent states and the last episodes.
+    """Owns the environments, their last observations, recurrent states and recent episodes.
 
-    A component of the agent, whose place in the tree is ``rollout``: what the next rollout begins with. Observations,
-    recurrent states and episodes are also the agent's attributes, by the names of Stable-Baselines3.
+    A component of the agent, named ``rollout`` in its tree: where the next rollout starts. Observations, recurrent
+    states and episodes are also attributes of the agent, with Stable-Baselines3's names.
 
     Args:
-        counters: Those of the agent.
-        normalizer: Normalises observations.
+        counters: Counters of the agent.
+        normalizer: Observation normaliser.
     """
 
     policy: DistributionalPolicy
     seed: int | None
     """Seed of the agent."""
     window: int
-    """Episodes that are averaged in the log."""
+    """Number of recent episodes that are averaged in the log."""
 
     def __init__(self, counters: Counters, normalizer: Normalizer) -> None:
         self.counters, self.normalizer = counters, normalizer
         self.env: VecEnv | None = None
         self.observation: HostObservation | None = None
-        """The last observations; ``None``: episodes begin with the next rollout."""
+        """The last observations; ``None``: the next rollout starts new episodes."""
         self.starts: npt.NDArray[np.bool_] | None = None
-        """Where an episode starts with the last observation ``[N]``."""
+        """Whether the last observation is the first of an episode ``[N]``."""
         self.state: PolicyState | None = None
-        """Recurrent state before the last observation; ``None``: that of the start of episodes."""
+        """Recurrent state before the last observation; ``None``: the initial state."""
         self.episodes: deque[dict[str, Any]] | None = None
-        """Returns and lengths of the last episodes."""
+        """Returns and lengths of recent episodes."""
         self.successes: deque[float] | None = None
-        """Whether they were successes, where environments say so."""
+        """Whether recent episodes were successes, where environments report it."""
         self.in_rollout = False
-        """Whether part of a rollout has been collected, or one has not been learned from."""
+        """Whether a rollout is partly collected, or was not trained on yet."""
         self.reset_seed: int | None = None
-        """What environments were seeded with when they were last reset, if nothing has happened since."""
+        """Seed of the environments' last reset, if they were not stepped since."""
         self._before_reset: list[dict[str, Any]] | None = None
-        """Drift of the environments, which goes on when episodes end, as it was before that reset."""
+        """Lasting state of the environments, such as drift, before that reset."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether a rollout can begin elsewhere exactly as it would here."""
+        """Whether the next rollout can be reproduced exactly from the saved state."""
         if self.in_rollout:
             return False
         if self.env is None or self.observation is None:
@@ -100,7 +100,7 @@ class Worker:
 
     @property
     def recurrent_state(self) -> PolicyState:
-        """Recurrent state before the last observation, zeros at the start of episodes."""
+        """Recurrent state before the last observation, the initial state at the start of episodes."""
         if self.state is not None:
             return self.state
         if self.env is None:
@@ -108,13 +108,13 @@ class Worker:
         return self.policy.initial_state(self.env.num_envs)
 
     def reset_state(self) -> None:
-        """Forget the recurrent state of running episodes, as if they began with the next step."""
+        """Reset the recurrent state of running episodes."""
         self.state = None
         if self.starts is not None and self.observation is not None:
             self.starts = np.ones(len(self.starts), dtype=bool)
 
     def state_dict(self) -> dict[str, Any]:
-        """Episodes that have ended, and if there are any, those that go on."""
+        """Recent episodes, and the state of running ones, if there are any."""
         state: dict[str, Any] = {
             "episodes": _episodes(self.episodes),
             "successes": [float(success) for success in self.successes or ()],
@@ -122,7 +122,7 @@ class Worker:
             "running": None,
         }
         if self.policy.exploration is not None:
-            # The next rollout draws its own, but until then actions that are predicted depend on them.
+            # The next rollout draws new ones, but predict() uses these until then.
             state["exploration"] = self.policy.exploration.matrices
         if self.env is None:
             return state
@@ -140,13 +140,13 @@ class Worker:
         return state
 
     def check_state_dict(self, state_dict: Any) -> None:
-        """Raise a ``CheckpointError`` unless a rollout of this agent can begin there."""
+        """Raise a ``CheckpointError`` unless a rollout of this agent can start from this state."""
         rules: dict[str, Rule] = {
             "episodes": _check_columns,
             "successes": items(number()),
             "running": optional(self._check_running),
         }
-        # Older files do not hold the drift of environments.
+        # Older files lack the lasting state of environments.
         others: dict[str, Rule] = {"lasting": optional(items(_lasting))}
         if self.policy.exploration is not None:
             others["exploration"] = _matrices(self.policy.exploration)
@@ -163,7 +163,7 @@ class Worker:
         rules: dict[str, Rule] = {
             "observation": self._observations(envs),
             "starts": anything,
-            "memory": table({who: _memory(getattr(memory, who), envs) for who in PolicyState._fields}),
+            "memory": table({name: _recurrent_state(getattr(memory, name), envs) for name in PolicyState._fields}),
             "reset_seed": optional(count(at_most=_MOST_SEEDS)),
             "environments": optional(anything),
         }
@@ -172,18 +172,18 @@ class Worker:
             check_environment_states(self.env, envs, running["environments"], (*path, "environments"))
 
     def _observations(self, envs: int) -> Rule:
-        """What the policy is given: normalised observations are real numbers, whatever the environment's are."""
+        """Schema of the policy's observations; normalised ones are floats, whatever the environment's dtype."""
         space, normalised = self.policy.observation_space, self.normalizer.is_used
         if isinstance(space, spaces.Dict):
             return table({key: _observation(part, envs, normalised) for key, part in space.items()})
         return _observation(space, envs, normalised)
 
     def restore_point(self) -> Callable[[], None]:
-        """What makes the worker, and environments that have a state, again what they are now."""
+        """Returns a function that restores the present state of the worker, and of environments that have one."""
         env, exploration, before = self.env, self.policy.exploration, dict(vars(self))
         matrices = None if exploration is None else exploration.matrices
         lasting = places = generators = None
-        # Environments that no episode has begun in yet are nowhere.
+        # Environments have no state before the first reset.
         if env is not None and self.observation is not None:
             lasting, places, generators = copy_tree(
                 (lasting_states(env), environment_states(env), generator_states(env))
@@ -203,7 +203,7 @@ class Worker:
         return restore
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from there, if the environments can; otherwise new episodes begin."""
+        """Restore the state, if the environments can; otherwise start new episodes."""
         self.check_state_dict(state_dict)
         lasting = state_dict.get("lasting")
         if self.policy.exploration is not None and "exploration" in state_dict:
@@ -216,14 +216,14 @@ class Worker:
             return
         if lasting is not None and not restore_lasting(env, lasting):
             warnings.warn(
-                "the environments had drifted, and these do not drift in that way, or are not as many: they begin anew",
+                "the saved drift does not fit these environments (other drift, or another number): they begin anew",
                 stacklevel=2,
             )
             return
         self._before_reset = lasting
         if running is None:
             if self.counters.num_timesteps == 0 and self.seed is not None:
-                env.seed(self.seed)  # As when it was made, for nothing has begun.
+                env.seed(self.seed)  # No episode has started: seed as at construction.
             return
         if len(running["starts"]) != env.num_envs:
             return
@@ -232,12 +232,12 @@ class Worker:
             self._go_on(observation, running)
 
     def settle(self, force_reset: bool | None, state_dict: Mapping[str, Any] | None) -> None:
-        """See to it, after a state was loaded, that episodes begin or go on as the caller wants it.
+        """After a state was loaded, start new episodes or continue the running ones.
 
         Args:
-            force_reset: Begin new episodes; ``False``: go on, since the environments have not moved since the state was
-                taken; ``None``: as the environments can.
-            state_dict: The state; ``None``: there was none.
+            force_reset: Start new episodes; ``False``: continue, since the environments were not stepped since the
+                state was saved; ``None``: continue if the environments can.
+            state_dict: The loaded state; ``None``: there was none.
         """
         running = None if state_dict is None else state_dict["running"]
         if force_reset:
@@ -250,10 +250,10 @@ class Worker:
     def _go_on(self, observation: Any, running: Mapping[str, Any]) -> None:
         memory, device = running["memory"], self.policy.device
         self.observation, self.starts = observation, np.array(running["starts"], dtype=bool)
-        self.state = PolicyState(*(tuple(t.to(device) for t in memory[who]) for who in PolicyState._fields))
+        self.state = PolicyState(*(tuple(t.to(device) for t in memory[name]) for name in PolicyState._fields))
 
     def restart(self, seed: int) -> None:
-        """Begin new episodes that can begin again, elsewhere."""
+        """Seed and reset the environments, so that these episodes can be started again elsewhere."""
         assert self.env is not None
         self._before_reset = lasting_states(self.env)
         self.env.seed(seed)
@@ -262,7 +262,7 @@ class Worker:
         self.reset_seed = seed
 
     def _restart(self, env: VecEnv, running: Mapping[str, Any]) -> Any:
-        """The observations to go on from, once the environments are there; ``None`` if they cannot be."""
+        """Reset the environments as before; returns their observations, or ``None`` if that is impossible."""
         seed = running["reset_seed"]
         if seed is not None:
             env.seed(seed)
@@ -270,8 +270,8 @@ class Worker:
             self.reset_seed = seed
             if compare(observation, running["observation"]):
                 warnings.warn(
-                    "environments that were seeded and reset as before began otherwise: training will not go on "
-                    "exactly as it would have",
+                    "environments that were seeded and reset as before returned other observations: training will not "
+                    "continue exactly",
                     stacklevel=2,
                 )
             return observation
@@ -279,7 +279,7 @@ class Worker:
             return None
         if not restore_environments(env, running["environments"]):
             warnings.warn(
-                "the environments were where these, or the wrappers around them, cannot go on: new episodes begin",
+                "these environments, or the wrappers around them, cannot restore the saved state: new episodes begin",
                 stacklevel=2,
             )
             return None
@@ -287,7 +287,7 @@ class Worker:
 
 
 def _episodes(infos: Iterable[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """Numbers that were told of recent episodes, as columns; what was not told of one is NaN."""
+    """Numbers reported for recent episodes, as columns; missing ones are NaN."""
     rows = [{key: float(x) for key, x in info.items() if isinstance(x, _NUMBERS)} for info in infos or ()]
     keys = dict.fromkeys(key for row in rows for key in row)
     return {key: np.array([row.get(key, np.nan) for row in rows]) for key in keys}
@@ -303,17 +303,17 @@ def _check_columns(value: Any, path: tuple[Any, ...]) -> None:
     mapping(numbers((None,), [np.float64], finite=False))(value, path)
     if len({len(column) for column in value.values()}) > 1:
         raise CheckpointError("the columns of the rollout's episodes have different lengths")
-    for name in ("r", "l") if value else ():  # which are averaged for the log
+    for name in ("r", "l") if value else ():  # Averaged for the log.
         numbers((None,), [np.float64])(value.get(name), (*path, name))
 
 
 def _lasting(value: Any, path: tuple[Any, ...]) -> None:
     if not isinstance(value, dict) or "specification" not in value:
-        raise CheckpointError("what lasts of the rollout's environments has no specification")
+        raise CheckpointError("the lasting state of the rollout's environments has no specification")
 
 
 def _matrices(exploration: StateDependentExploration) -> Rule:
-    """Exploration matrices ``[envs, features, dim]``."""
+    """Schema of exploration matrices ``[envs, features, dim]``."""
     inner = numbers((None, exploration.features, exploration.dim), [torch.float32], tensors_only=True)
 
     def rule(value: Any, path: tuple[Any, ...]) -> None:
@@ -324,8 +324,8 @@ def _matrices(exploration: StateDependentExploration) -> Rule:
     return rule
 
 
-def _memory(example: tuple[Any, ...], envs: int) -> Rule:
-    """Recurrent states ``[layers, envs, units]``."""
+def _recurrent_state(example: tuple[Any, ...], envs: int) -> Rule:
+    """Schema of recurrent states ``[layers, envs, units]``."""
     return row(*(numbers((t.shape[0], envs, *t.shape[2:]), [t.dtype], tensors_only=True) for t in example))
 
 
