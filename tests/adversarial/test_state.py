@@ -189,7 +189,7 @@ class TestHyperparameters:
         donor, heir = (Trainee(make(SAPPOConfig(warmup_updates=2), seed=s), total_updates=8) for s in (1, 2))
         check_against(search, donor.agent.hyperparams)
         wrong = PBTConfig(hyperparams=[HyperparamConfig("adversary.epsilon", -1.0, 0.2)])
-        with pytest.raises(ValueError, match=r"min_value=-1.*would not be in force"):
+        with pytest.raises(ValueError, match=r"min_value=-1.*cannot be used"):
             check_against(wrong, donor.agent.hyperparams)
         donor.train(4)
         heir.train(1)

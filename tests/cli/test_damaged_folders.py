@@ -300,7 +300,7 @@ def test_states_of_populations_that_are_refused(many, place, value):
     assert (code, trace) == (1, "")
     (line,) = errors.splitlines()
     assert "population_state.json" in line
-    assert re.search("restore|begin another run", line)
+    assert re.search("restore|start another run", line)
     assert content(run) == before
 
 

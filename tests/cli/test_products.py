@@ -39,7 +39,7 @@ def runs(tmp_path_factory):
 def test_a_run_that_somebody_is_at_work_on_is_left_alone(runs, capsys):
     with RunFolder(runs / "pole").locked():
         said = error(capsys, "train", "--resume", "pole", "--runs-dir", runs)
-    assert said == f"{runs}/pole: another process is at work on this run; wait for it, or end it"
+    assert said == f"{runs}/pole: another process is using this run; wait for it, or end it"
 
 
 def test_a_population_that_somebody_is_at_work_on_is_left_alone(tmp_path, capsys):
@@ -47,7 +47,7 @@ def test_a_population_that_somebody_is_at_work_on_is_left_alone(tmp_path, capsys
     call(capsys, "tune", "--env", "CartPole-v1", *SMALL, *LIMIT, *search, "--runs-dir", tmp_path, "--name", "run")
     with RunFolder(tmp_path / "run").locked():
         said = error(capsys, "tune", "--resume", "run", "--runs-dir", tmp_path)
-    assert said == f"{tmp_path}/run: another process is at work on this run; wait for it, or end it"
+    assert said == f"{tmp_path}/run: another process is using this run; wait for it, or end it"
 
 
 def rows(text):

@@ -241,14 +241,20 @@ class TestScheduler:
             (lambda items: items[:2], "initial_hyperparams length: 2; must be population_size, which is 4"),
             (
                 lambda items: [*items[:3], {"learning_rate": 1e-4}],
-                r"initial_hyperparams\[3\] has, or lacks, 'clip_range'",
+                r"initial_hyperparams\[3\] must have exactly .*missing: 'clip_range'",
             ),
             (
                 lambda items: [{**items[0], "gamma": 0.9}, *items[1:]],
-                r"initial_hyperparams\[0\] has, or lacks, 'gamma'",
+                r"initial_hyperparams\[0\] must have exactly .*missing: 'gamma'",
             ),
-            (lambda items: [{**items[0], "clip_range": 0.9}, *items[1:]], r"\[0\] has clip_range=0.9, which is not"),
-            (lambda items: [{**items[0], "clip_range": "x"}, *items[1:]], r"\[0\] has clip_range='x', which is not"),
+            (
+                lambda items: [{**items[0], "clip_range": 0.9}, *items[1:]],
+                r"\[0\]: clip_range=0.9 is outside the search",
+            ),
+            (
+                lambda items: [{**items[0], "clip_range": "x"}, *items[1:]],
+                r"\[0\]: clip_range='x' is outside the search",
+            ),
         ],
     )
     def test_wrong_initial_hyperparams_change_nothing(self, change, message):
@@ -261,7 +267,7 @@ class TestScheduler:
     def test_a_population_that_trains_is_not_initialised_again(self):
         scheduler = scheduler_of()
         scheduler.update_performance(0, 1.0, 1)
-        with pytest.raises(RuntimeError, match="the population is training"):
+        with pytest.raises(RuntimeError, match="before the first member has reported"):
             scheduler.initialize_population(scheduler.initial_hyperparams())
         assert scheduler.initialize_population() is scheduler.members
 

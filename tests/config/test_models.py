@@ -141,7 +141,7 @@ made.save(sys.argv[1])
 assert DistributionalPPO.load(sys.argv[1], device="cpu").curiosity == 0.75
 refused(problem, made.hyperparams.__setitem__, "curiosity", 2)
 search = PBTConfig(hyperparams=[HyperparamConfig("curiosity", 0.0, 2.0)])
-refused("max_value=2.0 would not be in force: Invalid curiosity", check_against, search, made.hyperparams)
+refused("max_value=2.0 cannot be used: Invalid curiosity", check_against, search, made.hyperparams)
 print("everywhere")
 """
 

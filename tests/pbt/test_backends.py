@@ -291,7 +291,7 @@ def test_a_script_may_make_agents_by_functions_of_its_own(tmp_path):
 def test_a_script_that_processes_would_run_again_is_told_so(tmp_path):
     code, _, errors = run_script(tmp_path, "run()\n")
     assert code == 1
-    assert "ended with exit code 1 before it could begin" in errors
+    assert "ended with exit code 1 while starting" in errors
     assert 'if __name__ == "__main__":' in errors.splitlines()[-1]
 
 
@@ -364,5 +364,5 @@ class GiveUp(BaseCallback):
 
 def test_a_callback_that_ends_a_member_is_an_error(tmp_path):
     runner = PBTRunner(config(), make_agent, 4, tmp_path, callback=GiveUp, max_restarts=0)
-    with pytest.raises(RuntimeError, match=r"(?s)member 0 cannot be replaced.*failed 1 times.*a callback ended"):
+    with pytest.raises(RuntimeError, match=r"(?s)member 0 cannot be replaced.*failed 1 times.*a callback stopped"):
         runner.run()

@@ -123,7 +123,7 @@ def test_a_member_that_fails_as_a_clone_too_ends_the_run(tmp_path):
     runner = PBTRunner(config(), Broken(tmp_path), 6, tmp_path / "run", max_restarts=1)
     runner.run(updates=2)
     (tmp_path / "1").touch()
-    with pytest.raises(RuntimeError, match=r"(?s)member 1 failed 2 times in a row, as a clone.*world of 1 is broken"):
+    with pytest.raises(RuntimeError, match=r"(?s)member 1 failed 2 times in a row, also as a copy.*of 1 is broken"):
         runner.run()
     # When the cause is mended, nothing is lost.
     (tmp_path / "1").unlink()
@@ -199,7 +199,7 @@ def test_a_killed_driver_resumes(tmp_path, backend, kills):
 def test_one_process_runs_a_population(tmp_path):
     process = processes.Started(drive(tmp_path, "inline", 10_000))
     process.wait_for((tmp_path / "population_state.json").exists)
-    with pytest.raises(RuntimeError, match="another process is at work on this run"):
+    with pytest.raises(RuntimeError, match="another process is using this run"):
         PBTRunner.resume(tmp_path, make_agent).run()
 
 
@@ -213,7 +213,7 @@ def test_a_full_disk_leaves_the_run_intact(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        with pytest.raises(OSError, match="the run is whole as of before"):
+        with pytest.raises(OSError, match="the saved run is intact"):
             runner.run()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

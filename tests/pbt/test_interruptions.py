@@ -100,12 +100,12 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
 def test_a_run_that_another_has_gone_on_with_is_refused(tmp_path):
     stale = PBTRunner(config(), make_agent, 4, tmp_path)
     PBTRunner(config(), make_agent, 4, tmp_path).run(updates=2)
-    with pytest.raises(RuntimeError, match="gone on since it was read"):
+    with pytest.raises(RuntimeError, match="has trained this run since it was loaded"):
         stale.run()
     stale = PBTRunner.resume(tmp_path, make_agent)
     PBTRunner.resume(tmp_path, make_agent).run()
     before = (tmp_path / "population_state.json").read_bytes()
-    with pytest.raises(RuntimeError, match="gone on since it was read"):
+    with pytest.raises(RuntimeError, match="has trained this run since it was loaded"):
         stale.run()
     assert (tmp_path / "population_state.json").read_bytes() == before
     assert PBTRunner.resume(tmp_path, make_agent).updates == [4, 4, 4]
@@ -130,7 +130,7 @@ def test_members_of_two_runs_are_kept_apart(tmp_path):
     shared = config(checkpoint_dir=tmp_path / "members")
     first = PBTRunner(shared, make_agent, 2, tmp_path / "first")
     second = PBTRunner(shared, make_agent, 2, tmp_path / "second")
-    with first._folder.locked(), pytest.raises(RuntimeError, match="another process is at work"):
+    with first._folder.locked(), pytest.raises(RuntimeError, match="another process is using"):
         second.run()
     first.run()
     with pytest.raises(FileExistsError, match="members of another population"):

@@ -96,7 +96,7 @@ def test_a_lost_node_loses_no_member(tmp_path):
             return result
 
         runner._receive = losing
-        with pytest.warns(UserWarning, match="shares a core, for the cluster has lost some: 6 CPU, now 4"):
+        with pytest.warns(UserWarning, match="shares a core, because the cluster has lost some: 6 CPU, now 4"):
             runner.run()
         assert len(homes) == 3
         assert runner.updates == [12] * 6

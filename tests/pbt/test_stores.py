@@ -65,7 +65,7 @@ def test_a_failed_write_leaves_the_former_parameters(tmp_path):
 def test_other_files_are_refused(tmp_path):
     write(tmp_path / "member_0000.zip", tree())
     (tmp_path / "member_0001.zip").write_bytes(b"torn")
-    with pytest.raises(CheckpointError, match="not one of a member"):
+    with pytest.raises(CheckpointError, match="not of a member"):
         FolderStore(tmp_path).get(0)
     with pytest.raises(CheckpointError):
         FolderStore(tmp_path).get(1)

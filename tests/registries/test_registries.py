@@ -235,7 +235,7 @@ def test_what_an_explore_method_returns_is_checked():
     scheduler = PBTScheduler(config, seed=0)
     for member, performance in enumerate((1.0, 2.0)):
         scheduler.update_performance(member, performance, 1, {"policy": {}})
-    with pytest.raises(ValueError, match=r"_Wild' returned x=1000000000.0, which is not what is searched"):
+    with pytest.raises(ValueError, match=r"_Wild' returned x=1000000000.0, which is outside the search space"):
         scheduler.exploit_and_explore(0)
 
 

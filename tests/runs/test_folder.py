@@ -89,7 +89,7 @@ def test_a_forked_process_does_not_keep_a_run_locked(tmp_path):
             os.write(tell, b".")
             signal.pause()
         os.read(is_there, 1)
-        with pytest.raises(RuntimeError, match="another process is at work"), RunFolder(tmp_path).locked():
+        with pytest.raises(RuntimeError, match="another process is using"), RunFolder(tmp_path).locked():
             pass
     try:
         with RunFolder(tmp_path).locked():

@@ -1,4 +1,4 @@
-"""Population-based training: agents that take over from better ones, with hyper-parameters that change on the way."""
+"""Population-based training (PBT): weak members copy better ones (exploit) and mutate hyper-parameters (explore)."""
 
 from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
 from driftproof.pbt.config import check_against

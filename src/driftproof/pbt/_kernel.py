@@ -1,4 +1,4 @@
-"""PB2's kernel for scikit-learn, which this module needs and :mod:`driftproof.pbt.pb2` imports when it is used."""
+"""The Gaussian-process kernel of PB2. Needs scikit-learn, so :mod:`driftproof.pbt.pb2` imports it on first use."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TimeVarying(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # type
         Y: Matrix | None = None,  # noqa: N803
         eval_gradient: bool = False,
     ) -> Matrix | tuple[Matrix, Matrix]:
-        """The kernel between rows, and its gradient by the logarithms of forgetting and length scale."""
+        """Kernel matrix between rows, and its gradient with respect to log forgetting and log length scale."""
         other = X if Y is None else Y
         gap = np.abs(X[:, None, 0] - other[None, :, 0])
         square = ((X[:, None, 1:] - other[None, :, 1:]) ** 2).sum(-1)

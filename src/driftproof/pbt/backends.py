@@ -1,4 +1,4 @@
-"""Where members train: in this process, or in others of this machine. Clusters: :mod:`driftproof.pbt.ray_backend`."""
+"""Where members train: in this process or in worker processes. Clusters: :mod:`driftproof.pbt.ray_backend`."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from driftproof.pbt.work import Failure, Host, Order, Report, Work
 BackendName: TypeAlias = Literal["inline", "process", "ray"]
 
 _PATIENCE = 10.0
-"""Seconds for a process to close its environments."""
+"""Seconds that an idle worker process has to close its environments before it is killed."""
 
 
 class Backend(Protocol):
-    """Has orders carried out, in any order, and tells of each what came of it."""
+    """Executes orders, in any order, and returns one report or failure for each."""
 
     def start(self, work: Work) -> None:
-        """Get ready. No member is there yet."""
+        """Prepare for a run; members are created by their first orders."""
 
     def submit(self, order: Order) -> None:
-        """Have an order carried out; never waits for a member to train."""
+        """Queue an order; does not block."""
 
     def wait(self) -> Report | Failure:
-        """What came of some order, as soon as there is one; only called while there are orders."""
+        """Block until an order is finished, and return its result. Only called while orders are outstanding."""
 
     def hold(self) -> None:
-        """Begin no more orders until the next start; may be called at any moment, also by a signal handler."""
+        """Start no more orders until the next :meth:`start`; safe to call from a signal handler."""
 
     def training(self) -> set[int]:
-        """Members whose orders have begun, and of which nobody has been told what came of it."""
+        """Members whose orders have started and whose results have not been returned yet."""
 
     def release(self, member: int) -> None:
-        """A member has no more to do."""
+        """Free the resources of a member that has finished training."""
 
     def close(self) -> None:
-        """Give everything up, also what has not come to its end, and what a start that failed has left."""
+        """Free all resources, also of unfinished orders and of a failed :meth:`start`."""
 
 
 class InlineBackend:
-    """All members in this process, one after the other."""
+    """Trains all members in this process, one after the other."""
 
     def __init__(self) -> None:
         self._host: Host | None = None
@@ -68,7 +68,7 @@ class InlineBackend:
         return self._host.carry_out(self._orders.popleft())
 
     def hold(self) -> None:
-        pass  # Orders begin when they are waited for.
+        pass  # Orders start in wait().
 
     def training(self) -> set[int]:
         return set()
@@ -82,15 +82,15 @@ class InlineBackend:
 
 
 class ProcessBackend:
-    """Members in processes of this machine, which have nothing in common.
+    """Trains members in worker processes of this machine.
 
-    A process has ``member % workers`` in its care and trains them in turn. It is started, also again after it has died,
-    when there is something to do for it. The machine's cores are divided among the processes, for torch threads of two
-    that are on one core stall each other.
+    Worker ``member % workers`` trains a member, one member at a time. A worker process is started on the first order
+    for it, and again after it has died. The cores are divided among the workers, because torch threads of two processes
+    on one core slow each other down.
 
     Args:
         workers: Processes. ``None``: as many as there are cores, and not more than members.
-        threads: Of torch, in each process. ``None``: the cores divided by the processes.
+        threads: Torch threads per process. ``None``: the number of cores divided by the number of processes.
     """
 
     def __init__(self, workers: int | None = None, threads: int | None = None) -> None:
@@ -108,13 +108,13 @@ class ProcessBackend:
 
     @property
     def pids(self) -> list[int | None]:
-        """Of the processes."""
+        """Process ids of the workers."""
         return [worker.process.pid for worker in self._workers.values()]
 
     def submit(self, order: Order) -> None:
         place = order.member % self._count
         if place not in self._workers:
-            with left_to_this_process():  # Also: an interruption waits until it is there to be closed.
+            with left_to_this_process():  # Delays an interrupt until close() knows of the worker.
                 self._workers[place] = _Worker(self._work, self._threads, lambda: self._holds)
         self._workers[place].submit(order)
 
@@ -126,7 +126,7 @@ class ProcessBackend:
             try:
                 result = self._workers[place].receive()
             except (EOFError, OSError):
-                result = self._bury(place)
+                result = self._remove_dead(place)
         return result
 
     def hold(self) -> None:
@@ -139,28 +139,28 @@ class ProcessBackend:
         pass
 
     def close(self) -> None:
-        # First tell all, so that whoever is idle ends even if this is interrupted.
+        # Close all connections first, so that idle workers end even if this is interrupted.
         for worker in self._workers.values():
             worker.connection.close()
         for worker in self._workers.values():
             worker.end()
 
-    def _bury(self, place: int) -> Failure:
-        """A process has died, with it all members in its care."""
+    def _remove_dead(self, place: int) -> Failure:
+        """The failure of a worker process that has died, and of all its members."""
         dead = self._workers.pop(place)
         dead.process.join()
         lost = tuple(range(place, self._work.members, self._count))
         reason = f"its process {dead.process.pid} {_end(dead.process.exitcode)}"
         if not dead.is_ready and dead.process.exitcode == 1:
             reason += (
-                " before it could begin, as it does if make_agent needs what is not there, or if a script has no "
-                'if __name__ == "__main__": around what it runs'
+                " while starting: make_agent may need a module that cannot be imported there, or the script lacks "
+                'if __name__ == "__main__":'
             )
         return Failure(dead.busy_with, lost, reason)
 
 
 class _Worker:
-    """A process, its end of the line, and the orders that wait for it."""
+    """A worker process, the connection to it, and its queue of orders."""
 
     def __init__(self, work: Work, threads: int, is_held: Callable[[], bool]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -174,7 +174,7 @@ class _Worker:
 
     @property
     def busy_with(self) -> int | None:
-        """Whose order it carries out."""
+        """Member whose order is being executed."""
         return None if self._current is None else self._current.member
 
     def submit(self, order: Order) -> None:
@@ -182,7 +182,7 @@ class _Worker:
         self._begin_next()
 
     def receive(self) -> Report | Failure | None:
-        """What came of an order; ``None``: it is ready for the first."""
+        """The result of an order; ``None``: the process has started and is ready for orders."""
         result: Report | Failure | None = self.connection.recv()
         if result is None:
             self.is_ready = True
@@ -193,7 +193,7 @@ class _Worker:
         return result
 
     def end(self) -> None:
-        """See that the process ends, by itself if it has nothing to do."""
+        """End the process; an idle one gets time to close its environments."""
         if self.busy_with is None:
             self.process.join(_PATIENCE)
         self.process.kill()
@@ -206,19 +206,19 @@ class _Worker:
         self._send()
 
     def _send(self) -> None:
-        # One that does not listen yet would have everybody wait until it has taken all of a large order.
+        # Sending a large order to a process that is still starting would block until it reads from the pipe.
         if self._current is None or not self.is_ready:
             return
-        # If it has died, whoever receives from it will see.
+        # If it has died, receive() will notice.
         with contextlib.suppress(OSError):
             self.connection.send(self._current)
 
 
 def _serve(connection: Connection, work: CloudpickleWrapper, threads: int) -> None:
-    """Carry out orders until there is nobody to give any."""
+    """Main function of a worker process: execute orders until the connection is closed."""
     follow_parent()
     if hasattr(os, "register_at_fork"):
-        # As long as an environment's process had this end too, nobody would see that this one has died.
+        # A forked environment process that inherits this end would keep the pipe open after this process has died.
         os.register_at_fork(after_in_child=connection.close)
     torch.set_num_threads(threads)
     host = Host(work.var)
@@ -233,7 +233,7 @@ def _serve(connection: Connection, work: CloudpickleWrapper, threads: int) -> No
 
 
 def _end(exit_code: int | None) -> str:
-    """How a process ended, in words."""
+    """Description of how a process ended."""
     if exit_code is None or exit_code >= 0:
         return f"ended with exit code {exit_code}"
     names = {item.value: item.name for item in signal.Signals}
@@ -241,7 +241,7 @@ def _end(exit_code: int | None) -> str:
 
 
 def _cores() -> int:
-    """That this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,4 +1,4 @@
-"""What a population searches for and how, checked when it is written down and against the agent it is for."""
+"""Checks a population's search space against the agent that it is for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EARLIER = {
     "ent_coef_initial": "ent_coef",
     "adversarial_epsilon": "adversary.epsilon",
 }
-"""Names that searches of the earlier system had, and what they are here."""
+"""Names of hyper-parameters in the earlier system, and their names here."""
 
 
 def check_against(
@@ -31,17 +31,17 @@ def check_against(
     steps_per_interval: int | None = None,
     lower_bounds: Mapping[str, float] | None = None,
 ) -> PBTConfig:
-    """Refuse what the agent would refuse, or silently change, once training is under way.
+    """Check at the start what the agent would refuse, or silently clip, during training.
 
     Args:
-        config: The search.
-        hyperparams: Those of the agent.
-        vgs_warmup_steps: Optimizer steps before its gradient scaler acts. ``None``: what ``hyperparams`` says.
-        steps_per_interval: Optimizer steps that a member makes between two decisions, if known.
-        lower_bounds: By name, values below which something else in the agent clips.
+        config: Configuration of the search.
+        hyperparams: Hyper-parameters of the agent.
+        vgs_warmup_steps: Warm-up of variance gradient scaling in optimizer steps. ``None``: from ``hyperparams``.
+        steps_per_interval: Optimizer steps of a member per perturbation interval, if known.
+        lower_bounds: By name, the value below which the agent clips a hyper-parameter.
 
     Returns:
-        The search, with whole numbers where the agent counts and real ones where it does not.
+        The configuration, with ``is_whole`` set as the agent has the hyper-parameter: ``int`` or ``float``.
 
     Raises:
         ValueError: A name is unknown or cannot change while training, or the agent would refuse a value.
@@ -54,7 +54,8 @@ def check_against(
         per_update = steps_per_interval / config.perturbation_interval
         warnings.warn(
             f"perturbation_interval={config.perturbation_interval} updates are {steps_per_interval} optimizer steps, "
-            f"and the variance gradient scaler warms up for {vgs_warmup_steps}: a decision comes before it has acted; "
+            f"fewer than the {vgs_warmup_steps} of variance gradient scaling's warm-up: members would be compared "
+            "before it has any effect; "
             f"use a perturbation_interval >= {math.ceil(vgs_warmup_steps / per_update)} or a shorter vgs.warmup_steps",
             stacklevel=2,
         )
@@ -68,7 +69,7 @@ def _checked(
         raise ValueError(_why_not(item.name, hyperparams))
     if item.name in hyperparams.unused:
         raise ValueError(
-            f"{item.name!r} cannot be searched, for it would have no effect: it needs {hyperparams.unused[item.name]}"
+            f"{item.name!r} cannot be searched: it would have no effect: it needs {hyperparams.unused[item.name]}"
         )
     if item.values is None:
         # The registry keeps counts as int and everything else as float.
@@ -85,15 +86,15 @@ def _checked(
         except (ValueError, TypeError) as error:
             reason = str(error)
         if reason is None and bound is not None and value < bound:
-            reason = f"whatever is below {bound!r} is raised to it; stay at or above {bound!r}"
+            reason = f"smaller values are clipped to {bound!r}; use at least {bound!r}"
         if reason is not None:
-            raise ValueError(f"{item.name!r}: {place} would not be in force: {reason}")
+            raise ValueError(f"{item.name!r}: {place} cannot be used: {reason}")
     return item
 
 
 def _why_not(name: str, hyperparams: Hyperparameters) -> str:
     if name in hyperparams.fixed:
-        return f"{name!r} cannot be searched, for it cannot change while the agent trains: {hyperparams.fixed[name]}"
+        return f"{name!r} cannot be searched, as it cannot change while the agent trains: {hyperparams.fixed[name]}"
     if _EARLIER.get(name) in {*hyperparams, *hyperparams.fixed}:
         return f"the agent has no hyper-parameter {name!r}; it is {_EARLIER[name]!r}"
     known = list(hyperparams)

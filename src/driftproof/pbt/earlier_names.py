@@ -1,4 +1,4 @@
-"""Names that the scheduler and its members had in the earlier system, so that loops written for it still run."""
+"""Method and attribute names of the earlier system's scheduler, so that loops written for it still run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class EarlierMemberNames:
-    """Of a member of a population."""
+    """Earlier attribute names of a population's member."""
 
     id: int
     checkpoint_path: str | None = None
@@ -28,14 +28,14 @@ class EarlierMemberNames:
 
 
 class EarlierSchedulerNames:
-    """Of the scheduler."""
+    """Earlier method names of the scheduler."""
 
     config: PBTConfig
     members: list[PopulationMember]
     events: list[Event]
 
     def is_ready(self, member: int | PopulationMember) -> bool:
-        """Whether a member's interval is over."""
+        """Whether a member's perturbation interval is over."""
         raise NotImplementedError
 
     @property
@@ -46,13 +46,13 @@ class EarlierSchedulerNames:
     def initialize_population(
         self, initial_hyperparams: Sequence[Mapping[str, Any]] | None = None
     ) -> list[PopulationMember]:
-        """The members, as the constructor has drawn them, or with hyper-parameters to begin with.
+        """The members, with initial hyper-parameters that the constructor has drawn or that are given here.
 
         Args:
-            initial_hyperparams: Of each member, instead of what was drawn; all that are searched, within their ranges.
+            initial_hyperparams: For each member, a value for every searched hyper-parameter, within its range.
 
         Raises:
-            ValueError: Their number, their names or their values do not fit.
+            ValueError: The number of members, a name or a value is wrong.
             RuntimeError: Members have reported already.
         """
         if initial_hyperparams is None:
@@ -63,7 +63,7 @@ class EarlierSchedulerNames:
                 f"{len(self.members)}"
             )
         if any(member.reports for member in self.members):
-            raise RuntimeError("the population is training: initial_hyperparams are for its beginning")
+            raise RuntimeError("initial_hyperparams can only be set before the first member has reported")
         for index, given in enumerate(initial_hyperparams):
             self._check_initial(index, given)
         starts = {event.member: i for i, event in enumerate(self.events) if event.kind == "start"}
@@ -77,7 +77,7 @@ class EarlierSchedulerNames:
         return self.is_ready(member)
 
     def get_stats(self) -> dict[str, float]:
-        """Numbers for a log, by names that begin with ``pbt/``; ``statistics()`` tells more.
+        """Metrics for a log, named ``pbt/...``; ``statistics()`` has more.
 
         Performances are 0 while no member has reported one.
         """
@@ -100,15 +100,15 @@ class EarlierSchedulerNames:
         searched = {item.name: item for item in self.config.hyperparams}
         if wrong := sorted(set(given) ^ set(searched)):
             raise ValueError(
-                f"initial_hyperparams[{index}] has, or lacks, {', '.join(map(repr, wrong))}: searched are "
-                f"{', '.join(searched) or 'none'}"
+                f"initial_hyperparams[{index}] must have exactly the searched hyper-parameters "
+                f"({', '.join(searched) or 'none'}); unknown or missing: {', '.join(map(repr, wrong))}"
             )
         for name, value in given.items():
             if not searched[name].allows(value):
-                raise ValueError(f"initial_hyperparams[{index}] has {name}={value!r}, which is not what is searched")
+                raise ValueError(f"initial_hyperparams[{index}]: {name}={value!r} is outside the search space")
 
 
 def stored_path(store: object, member_id: int) -> str | None:
-    """Where a store keeps a member's parameters, if it keeps files."""
+    """Path of a member's parameters, if the store keeps files."""
     path = getattr(store, "path", None)
     return None if path is None else str(path(member_id))

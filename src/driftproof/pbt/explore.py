@@ -16,21 +16,21 @@ import numpy as np
 from driftproof.settings.population import HyperparamConfig, PBTConfig
 
 MAX_OBSERVATIONS = 200
-"""The latest that are kept: fitting a model takes time with their cube."""
+"""Only the latest are kept: fitting a Gaussian process takes cubic time."""
 
 
 def sample(hyperparam: HyperparamConfig, rng: np.random.Generator) -> Any:
-    """Draw a value, on a logarithmic scale where that was asked for."""
+    """Draw a value uniformly, on a logarithmic scale if ``is_log_scale``."""
     if hyperparam.values is not None:
         return hyperparam.values[int(rng.integers(len(hyperparam.values)))]
     return from_unit(hyperparam, float(rng.random()))
 
 
 def perturb(hyperparam: HyperparamConfig, value: Any, rng: np.random.Generator) -> Any:
-    """Multiply or divide by the factor, within the range; of values to choose from, take a neighbour.
+    """Multiply or divide by ``perturbation_factor``, clipped to the range; from a list of values, take a neighbour.
 
-    A whole number moves by 1 at least, away from an end of its range if it stands there. What cannot be perturbed, 0
-    and values that are not among those to choose from, is drawn anew.
+    A whole number changes by at least 1; at a bound it moves inwards. 0, and values that are not in the list, cannot be
+    perturbed and are resampled.
     """
     up = bool(rng.integers(2))
     if hyperparam.values is not None:
@@ -46,23 +46,23 @@ def perturb(hyperparam: HyperparamConfig, value: Any, rng: np.random.Generator) 
 
 @dataclass(frozen=True)
 class Observation:
-    """What one member's hyper-parameters did in one interval."""
+    """Effect of one member's hyper-parameters over one interval."""
 
     time: float
-    """When it began, in intervals."""
+    """Start of the interval, in intervals."""
     hyperparams: Mapping[str, Any]
     change: float | None
-    """Of performance per interval, more is better; ``None``: training diverged."""
+    """Change of performance per interval, higher is better; ``None``: training diverged."""
 
 
 @dataclass(frozen=True)
 class History:
-    """What is known of a population when hyper-parameters are explored.
+    """Data that an explore method may use.
 
     Attributes:
-        observations: Of all members, in the order of time; empty unless the method ``uses_observations``.
-        pending: Hyper-parameters of other members of which nothing is known yet.
-        time: Now, in intervals.
+        observations: Observations of all members, oldest first; empty unless the method ``uses_observations``.
+        pending: Hyper-parameters of other members that have not been observed yet.
+        time: Current time, in intervals.
     """
 
     observations: Sequence[Observation]
@@ -71,31 +71,31 @@ class History:
 
 
 class ExploreMethod(ABC):
-    """What happens to hyper-parameters that a member takes over.
+    """How hyper-parameters are mutated after an exploit.
 
     Args:
-        config: The search.
+        config: Configuration of the search.
     """
 
     uses_observations: ClassVar[bool] = False
-    """Whether to keep :class:`observations <Observation>` for it, also in the files of a run."""
+    """Whether the scheduler collects :class:`observations <Observation>` for it, and saves them with the run."""
 
     def __init__(self, config: PBTConfig) -> None:
         self.config = config
 
     @abstractmethod
     def explore(self, hyperparams: Mapping[str, Any], history: History, rng: np.random.Generator) -> dict[str, Any]:
-        """A mutated copy, within the ranges. Hyper-parameters that are not searched stay as they are.
+        """Return a mutated copy, within the ranges. Hyper-parameters that are not searched stay unchanged.
 
         Args:
-            hyperparams: Of the donor.
-            history: What is known of the population.
+            hyperparams: Hyper-parameters of the donor.
+            history: Observations of the population so far.
             rng: Source of all randomness.
         """
 
 
 class Both(ExploreMethod):
-    """Each hyper-parameter is perturbed, or drawn anew with its ``resample_probability``."""
+    """Perturbs each hyper-parameter, or resamples it with its ``resample_probability``."""
 
     def resample_probability(self, item: HyperparamConfig) -> float:
         return item.resample_probability
@@ -109,21 +109,21 @@ class Both(ExploreMethod):
 
 
 class Perturb(Both):
-    """Each hyper-parameter is perturbed."""
+    """Perturbs each hyper-parameter."""
 
     def resample_probability(self, item: HyperparamConfig) -> float:
         return 0.0
 
 
 class Resample(Both):
-    """Each hyper-parameter is drawn anew."""
+    """Resamples each hyper-parameter."""
 
     def resample_probability(self, item: HyperparamConfig) -> float:
         return 1.0
 
 
 def to_unit(hyperparam: HyperparamConfig, value: float) -> float:
-    """Where a value stands in its range, 0 to 1, on its scale."""
+    """Position of a value in its range, from 0 to 1, on a linear or logarithmic scale."""
     low, high = _scaled_bounds(hyperparam)
     shifted = value + 0.5 if hyperparam.is_whole else value
     scaled = math.log(shifted) if hyperparam.is_log_scale else shifted
@@ -131,7 +131,7 @@ def to_unit(hyperparam: HyperparamConfig, value: float) -> float:
 
 
 def from_unit(hyperparam: HyperparamConfig, unit: float) -> float:
-    """The inverse of :func:`to_unit`; whole numbers have equal shares of the scale."""
+    """Inverse of :func:`to_unit`; whole numbers have equal shares of a linear scale."""
     low, high = _scaled_bounds(hyperparam)
     scaled = low + unit * (high - low)
     value = math.exp(scaled) if hyperparam.is_log_scale else scaled

@@ -1,4 +1,4 @@
-"""One agent of a population, trained a few updates at a time, and how it takes over from another."""
+"""A member of a population: trains an agent a few updates at a time, and copies a donor in an exploit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from driftproof.settings.population import OptimizerExploitStrategy
 from driftproof.state import CheckpointError
 
 MakeAgent: TypeAlias = Callable[[int], DistributionalPPO]
-"""From a member's id to its agent, with an environment of its own."""
+"""Returns the agent of a member, by its id, with its own environment."""
 Metric: TypeAlias = Callable[[DistributionalPPO], float]
-"""How well an agent does."""
+"""Returns the performance of an agent."""
 MakeCallback: TypeAlias = Callable[[], BaseCallback]
-"""Makes what is called while a member trains."""
+"""Creates the callback of a member's training."""
 
 
 def mean_reward(agent: DistributionalPPO) -> float:
@@ -29,13 +29,13 @@ def mean_reward(agent: DistributionalPPO) -> float:
 
 
 class Trainee:
-    """An agent, how far it is to be trained, and how well it does.
+    """An agent that is trained in slices and evaluated after each.
 
     Args:
-        agent: With an environment.
-        total_updates: Of the whole training, which schedules see.
-        metric: Of its performance.
-        callback: For training.
+        agent: The agent, with an environment.
+        total_updates: Updates of the whole training; schedules run over them.
+        metric: Returns the agent's performance.
+        callback: Callback of the training.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Trainee:
 
     @property
     def updates(self) -> int:
-        """How many it has done."""
+        """Updates done so far."""
         return self.agent.num_timesteps // self._steps
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left of its training."""
+        """Whether all updates are done."""
         return self.updates >= self.total_updates
 
     @property
@@ -62,10 +62,10 @@ class Trainee:
         return self.agent.n_steps * self.agent.n_envs
 
     def train(self, updates: int) -> float:
-        """Train so many updates, or what is left; how well it does then.
+        """Train ``updates`` more updates, at most until the end, and return the performance.
 
         Raises:
-            RuntimeError: A callback ended it before.
+            RuntimeError: A callback stopped the training earlier.
         """
         agent = self.agent
         agent.pause_at = agent.num_timesteps + updates * self._steps
@@ -74,11 +74,11 @@ class Trainee:
         elif not self.is_done:
             agent.resume(self.callback)
         if agent.num_timesteps < min(agent.pause_at, self.total_updates * self._steps):
-            raise RuntimeError("a callback ended the training of a member, which goes on to the end of its slice")
+            raise RuntimeError("a callback stopped a member's training before the end of its slice")
         return float(self.metric(agent))
 
     def count_from(self, updates: int) -> None:
-        """Let a new agent go on in the middle of a training."""
+        """Set a new agent's counters as if ``updates`` updates were done."""
         counts = self.agent.counters.state_dict()
         total, done = self.total_updates * self._steps, updates * self._steps
         progress = 1 - done / total
@@ -87,7 +87,7 @@ class Trainee:
         self.agent.state_was_loaded()
 
     def set_hyperparams(self, hyperparams: Mapping[str, Any]) -> None:
-        """Put hyper-parameters in force; none is set if one of them is wrong."""
+        """Set the agent's hyper-parameters; all of them, or none if one is invalid."""
         self._check(hyperparams)
         for name, value in hyperparams.items():
             self.agent.hyperparams[name] = value
@@ -99,15 +99,14 @@ class Trainee:
         hyperparams: Mapping[str, Any],
         optimizer: OptimizerExploitStrategy = "copy",
     ) -> None:
-        """Become another agent, with other hyper-parameters, in one's own environments.
+        """Exploit: copy a donor's parameters and set new hyper-parameters; environments and counters stay.
 
         Args:
-            parameters: What its ``get_parameters()`` returned, the same by the names of components, or of legacy files,
-                the policy's state dict: then the optimizer begins without moments and variance gradient scaling anew,
-                with a ``FutureWarning``.
-            tree_format: Which of the two.
-            hyperparams: In force from now on.
-            optimizer: ``"copy"``: goes on with its moments; ``"reset"``: begins without any.
+            parameters: The donor's ``get_parameters()``, or its states by component; from legacy files only the
+                policy's state dict, which resets the optimizer and variance gradient scaling with a ``FutureWarning``.
+            tree_format: Format of ``parameters``.
+            hyperparams: The new hyper-parameters.
+            optimizer: ``"copy"`` the donor's optimizer moments, or ``"reset"`` them.
 
         Raises:
             CheckpointError: The parameters do not fit; nothing has changed.
@@ -118,7 +117,7 @@ class Trainee:
         name = "optimizer" if "optimizer" in states else "policy.optimizer"
         if optimizer == "reset" and tree_format == "v2_full_parameters" and states.get(name) is not None:
             if not isinstance(states[name], Mapping):
-                raise CheckpointError(f"the state of {name} is no dict")
+                raise CheckpointError(f"the state of {name} is not a dict")
             states[name] = {**states[name], "state": {}}
         agent.set_parameters(states)
         self.set_hyperparams(hyperparams)

@@ -1,7 +1,7 @@
-"""PB2: hyper-parameters from a model of what improved the population so far (Parker-Holder et al., arXiv 2002.02518).
+"""PB2: population-based bandits (Parker-Holder et al., arXiv 2002.02518).
 
-A Gaussian process predicts the change of performance over an interval from the time and the hyper-parameters; what it
-knew long ago counts less. The next hyper-parameters are those of the largest upper confidence bound.
+A Gaussian process predicts the change of performance over an interval from the time and the hyper-parameters; older
+observations count less. The next hyper-parameters maximise the upper confidence bound.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _NEIGHBOURHOOD = 0.1
 
 
 class PB2(ExploreMethod):
-    """Hyper-parameters that a model expects most of, see :func:`propose`.
+    """Explore method that maximises the upper confidence bound of a Gaussian process, see :func:`propose`.
 
     Args:
-        config: The search.
+        config: Configuration of the search.
 
     Raises:
         ImportError: scikit-learn is not installed.
@@ -54,17 +54,17 @@ def propose(
     time: float,
     rng: np.random.Generator,
 ) -> dict[str, Any]:
-    """The hyper-parameters to try next.
+    """Return the hyper-parameters to try next.
 
-    Values to choose from are perturbed, and so is everything while there are too few observations.
+    Hyper-parameters with a list of values are perturbed, and all of them while there are too few observations.
 
     Args:
-        config: The search.
-        hyperparams: Those of the donor.
-        observations: Of the whole population, in the order of time.
-        pending: Hyper-parameters of other members of which nothing is known yet; the model becomes sure of what is near
-            them, without a value, so that members do not all try the same.
-        time: Now, in intervals.
+        config: Configuration of the search.
+        hyperparams: Hyper-parameters of the donor.
+        observations: Observations of the whole population, oldest first.
+        pending: Hyper-parameters of other members that have not been observed yet; they reduce the model's uncertainty
+            near them, so that members do not all try the same.
+        time: Current time, in intervals.
         rng: Source of all randomness.
 
     Returns:
@@ -86,7 +86,7 @@ def propose(
     candidates = _candidates(ranges, np.array(_units(ranges, hyperparams)), rng)
     at_now = np.column_stack([np.full(len(candidates), time), candidates])
     best = candidates[int(np.argmax(_upper_confidence(points, changes, unseen, at_now)))]
-    # Candidates are where real values stand, so that this rounds nothing.
+    # Candidates of whole numbers are at exact values already, so that nothing is rounded here.
     proposed.update({h.name: from_unit(h, float(unit)) for h, unit in zip(ranges, best, strict=True)})
     return proposed
 
@@ -98,7 +98,7 @@ def _units(ranges: Sequence[HyperparamConfig], hyperparams: Mapping[str, Any]) -
 def _candidates(
     ranges: Sequence[HyperparamConfig], donor: np.ndarray[Any, Any], rng: np.random.Generator
 ) -> np.ndarray[Any, Any]:
-    """All over the ranges, and some near the donor's."""
+    """Points in the unit cube: uniform ones, and some near the donor."""
     wide = rng.random((_CANDIDATES, len(ranges)))
     near = np.clip(donor + _NEIGHBOURHOOD * rng.standard_normal((_NEIGHBOURS, len(ranges))), 0, 1)
     candidates = np.concatenate([wide, near])
@@ -114,7 +114,7 @@ def _upper_confidence(
     unseen: np.ndarray[Any, Any],
     candidates: np.ndarray[Any, Any],
 ) -> np.ndarray[Any, Any]:
-    """Mean plus a multiple of the standard deviation, the latter as if ``unseen`` had been observed too."""
+    """Predicted mean plus a multiple of the standard deviation, the latter as if ``unseen`` had been observed too."""
     from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel  # type: ignore[import-untyped]
@@ -125,13 +125,13 @@ def _upper_confidence(
     kernel = ConstantKernel(1.0, (0.05, 20.0)) * TimeVarying() + WhiteKernel(0.1, (1e-3, 1.0))
     model = GaussianProcessRegressor(kernel)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a bound of the kernel's parameters is reached: fine
+        warnings.simplefilter("ignore", ConvergenceWarning)  # kernel parameters may reach their bounds
         model.fit(points, targets)
     mean = model.predict(candidates)
-    surer = GaussianProcessRegressor(model.kernel_, optimizer=None)
+    with_pending = GaussianProcessRegressor(model.kernel_, optimizer=None)
     all_points = np.concatenate([points, unseen])
-    surer.fit(all_points, np.zeros(len(all_points)))  # the deviation does not depend on values
-    _, deviation = surer.predict(candidates, return_std=True)
+    with_pending.fit(all_points, np.zeros(len(all_points)))  # the deviation does not depend on the targets
+    _, deviation = with_pending.predict(candidates, return_std=True)
     noise = model.kernel_.k2.noise_level
     deviation = np.sqrt(np.maximum(deviation**2 - noise, 0))
     # The constants of the authors' implementation.

@@ -1,4 +1,4 @@
-"""What a scheduler knows of the members of a population, and what it decides for them."""
+"""The scheduler's record of each member, its decisions, and the metrics of a population."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from driftproof.runs.population_state import SavedMember
 
 @dataclass
 class PopulationMember(EarlierMemberNames):
-    """What the scheduler knows of one agent."""
+    """The scheduler's record of one member."""
 
     id: int
     hyperparams: dict[str, Any]
     performance: float | None = None
-    """Last reported; ``None``: nothing yet, or it was not finite. After an exploit that of before, until the next."""
+    """Last reported performance; ``None``: not reported yet, or not finite. An exploit does not change it."""
     step: int = 0
     """Updates done, as last reported."""
     reports: int = 0
@@ -30,13 +30,13 @@ class PopulationMember(EarlierMemberNames):
     checkpoint_format: CheckpointFormat | None = None
     checkpoint_step: int | None = None
     checkpoint_hyperparams: dict[str, Any] | None = None
-    """Of the parameters in the store: the member's own may have changed since."""
+    """Hyper-parameters at the time of the stored parameters; the member's own may have changed since."""
     interval_start: int = 0
     """Step of the last decision."""
     tries: int = 0
-    """Decisions in a row that were put off because too few members had reported."""
+    """Consecutive decisions that were postponed because too few members had reported."""
     before_exploit: dict[str, Any] | None = None
-    """What an undone exploit goes back to, until the next report."""
+    """Values to restore if the last exploit is undone; ``None`` after the next report."""
     baseline: tuple[int, float] | None = None
     """Step and performance from which this interval's change is measured."""
     unobserved: bool = False
@@ -51,7 +51,7 @@ class PopulationMember(EarlierMemberNames):
 
     @classmethod
     def of(cls, saved: SavedMember) -> PopulationMember:
-        """From what :meth:`state_dict` returned."""
+        """A member from its saved :meth:`state_dict`."""
         values = saved.model_dump()
         values["history"] = [(step, performance) for step, performance in values["history"]]
         values["lineage"] = [(step, donor) for step, donor in values["lineage"]]
@@ -60,15 +60,15 @@ class PopulationMember(EarlierMemberNames):
 
 
 FormatOf: TypeAlias = Callable[[int], CheckpointFormat | None]
-"""From a member's id to the format of the parameters that it offers; ``None``: it has none."""
+"""Returns the format of a member's stored parameters, by its id; ``None``: there are none."""
 
 
 class Decision(NamedTuple):
-    """What a member does next.
+    """A decision for a member.
 
     Attributes:
-        donor: Id of the member whose parameters it takes over; ``None``: it keeps its own.
-        hyperparams: In force from now on.
+        donor: Id of the member whose parameters to copy; ``None``: it keeps its own.
+        hyperparams: Hyper-parameters to train with next.
     """
 
     donor: int | None
@@ -76,10 +76,10 @@ class Decision(NamedTuple):
 
 
 class Fetched:
-    """The parameters in a store that were last asked for.
+    """Fetches parameters from a store, and keeps the last ones.
 
     Args:
-        store: Where they are.
+        store: The store.
     """
 
     def __init__(self, store: TreeStore) -> None:
@@ -98,12 +98,12 @@ class Fetched:
 def vital_signs(
     statistics: Mapping[str, Any], members: Sequence[PopulationMember], events: Sequence[Event]
 ) -> dict[str, float]:
-    """What is logged of a population after a decision.
+    """Metrics of a population, logged after each decision.
 
     Args:
-        statistics: Of the scheduler.
-        members: All of them.
-        events: All that happened to them.
+        statistics: The scheduler's ``statistics()``.
+        members: All members.
+        events: All events.
     """
     finite = [member.performance for member in members if member.performance is not None]
     spread = statistics["diversity"]

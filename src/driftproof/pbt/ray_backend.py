@@ -18,17 +18,17 @@ except ImportError as error:
 
 
 _PATIENCE = 5.0
-"""Seconds without a report after which it is asked whether somebody waits in vain for a place."""
+"""Seconds without a report after which the backend checks for actors that cannot be placed."""
 
 
 class RayBackend:
-    """One actor per member; orders, reports and the trees in them go through Ray's object store.
+    """Trains each member in a Ray actor; orders and reports go through Ray's object store.
 
     Args:
         resources_per_member: Options of Ray for placing an actor: ``num_cpus`` (1 if not given; also the number of
             torch threads), ``num_gpus``, ``resources``, ``memory``, … Fractions let members share.
-        address: Of a running cluster, ``"auto"`` for the one that this machine is part of. ``None``: the Ray that this
-            process is connected to, or else a new one on this machine.
+        address: Address of a running cluster, ``"auto"`` for the one that this machine is part of. ``None``: the Ray
+            instance that this process is connected to, or else a new one on this machine.
     """
 
     def __init__(self, resources_per_member: Mapping[str, Any] | None = None, address: str | None = None) -> None:
@@ -43,7 +43,7 @@ class RayBackend:
             try:
                 with kept_handlers():
                     ray.init(address=self.address, log_to_driver=False, include_dashboard=False)
-            except SystemExit:  # How Ray's own handler answers SIGTERM.
+            except SystemExit:  # Ray's SIGTERM handler raises it.
                 raise KeyboardInterrupt from None
         elif self.address is not None:
             raise RuntimeError(
@@ -54,14 +54,14 @@ class RayBackend:
         self._actors = {}
         self._running: dict[Any, int] = {}
         self._began: dict[int, Any] = {}
-        """What is there as soon as a member has its place, of those that need one of their own."""
+        """Ray references that become ready when a member's actor has been placed."""
         if scarce := self._scarce():
             if self._is_ours:
                 ray.shutdown()
             needs = ", ".join(f"{need:g} {name}, of which there are {there:g}" for name, need, there in scarce)
             raise ValueError(
-                f"{work.members} members with {self.resources} each need {needs}: use smaller resources_per_member, of "
-                "which fractions let members share, a smaller population, or a larger cluster"
+                f"{work.members} members with {self.resources} each need {needs}: use smaller resources_per_member "
+                "(fractions let members share), a smaller population, or a larger cluster"
             )
 
     def submit(self, order: Order) -> None:
@@ -77,7 +77,7 @@ class RayBackend:
             if stuck := self._stuck():
                 for member in stuck:
                     self.release(member)
-                return Failure(None, stuck, "there is no room for them")
+                return Failure(None, stuck, "the cluster has too few resources to place their actors")
         member = self._running.pop(ready[0])
         try:
             result: Report | Failure = ray.get(ready[0])
@@ -87,7 +87,7 @@ class RayBackend:
         return result
 
     def hold(self) -> None:
-        pass  # Every member has its own place, and has begun.
+        pass  # Every member has its own actor, which has started its order.
 
     def training(self) -> set[int]:
         return set(self._running.values())
@@ -106,11 +106,11 @@ class RayBackend:
             ray.shutdown()
 
     def _place(self, member: int) -> Any:
-        """An actor, which begins as soon as there is room for it."""
+        """Create a member's actor; Ray starts it as soon as there are resources for it."""
         options = dict(self.resources)
         if scarce := self._scarce():
             missing = ", ".join(f"{need:g} {name}, now {there:g}" for name, need, there in scarce)
-            warnings.warn(f"member {member} shares a core, for the cluster has lost some: {missing}", stacklevel=2)
+            warnings.warn(f"member {member} shares a core, because the cluster has lost some: {missing}", stacklevel=2)
             options["num_cpus"] = 0
         actor = ray.remote(_Actor).options(**options).remote(self._work, max(1, int(self.resources["num_cpus"])))
         if not scarce:
@@ -118,13 +118,13 @@ class RayBackend:
         return actor
 
     def _stuck(self) -> tuple[int, ...]:
-        """Members that wait for cores of nodes that were lost."""
+        """Members whose actors wait for resources of lost nodes."""
         if not self._scarce():
             return ()
         return tuple(member for member, began in self._began.items() if not ray.wait([began], timeout=0)[0])
 
     def _scarce(self) -> list[tuple[str, float, float]]:
-        """Resources that all members together need more of than there is."""
+        """Resources of which the cluster has too few: name, amount needed by all members, amount available."""
         each = {"CPU": self.resources["num_cpus"], "GPU": self.resources.get("num_gpus", 0)}
         each |= dict(self.resources.get("resources", {}))
         there = ray.cluster_resources()
@@ -133,7 +133,7 @@ class RayBackend:
 
 
 class _Actor:
-    """One member somewhere in the cluster."""
+    """Ray actor that trains one member."""
 
     def __init__(self, work: Work, threads: int) -> None:
         torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Trains a population, wherever its members are, and goes on with it after an interruption."""
+"""Trains a population on any backend, saves it, and resumes it after an interruption."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from driftproof.state import read
 
 @dataclass
 class _Place:
-    """Where one member is in its training, and what it is to do next."""
+    """Progress of one member, and its next order."""
 
     hyperparams: dict[str, Any]
     updates: int = 0
     file: str | None = None
-    """Its whole state, as last reported."""
+    """File with its whole state, as last reported."""
     offered: str | None = None
-    """The state that others may take over; an older one while its last report waits for a decision."""
+    """File that other members may copy from; an older one while its last report waits for a decision."""
     donor: str | None = None
-    """The state to take over before it trains on."""
+    """File of the donor to copy before training goes on."""
     is_anew: bool = False
-    """Whether its own state is given up."""
+    """Whether its own state is discarded."""
     waits: bool = False
     """Whether its last report waits for a decision."""
     performance: float | None = None
@@ -52,31 +52,31 @@ class _Place:
 
 
 class PBTRunner:
-    """A population, its folder, and its training.
+    """Trains a population and saves it in a run folder.
 
-    Every member has its own environments, random generators and counters; those of this process are left alone. Members
-    train in slices of ``config.perturbation_interval`` updates. After each, a member's whole state is written to the
-    folder, and it is decided what it does next. A member that fails, or whose process or machine is gone, goes on from
-    what it last wrote; after ``max_restarts`` failures in a row, as a clone of one of the best. A run that was
-    interrupted or killed goes on with :meth:`resume`.
+    Every member has its own environments, random generators and counters; global random generators stay untouched.
+    Members train in slices of ``config.perturbation_interval`` updates. After each slice, a member's whole state is
+    written to the folder, and the scheduler decides about exploit and explore. A member that fails, or whose process or
+    machine dies, restarts from its last saved state; after more than ``max_restarts`` failures in a row, as a copy of
+    one of the best. :meth:`resume` continues a run that was interrupted or killed.
 
     Args:
-        config: What is searched, and how. ``checkpoint_dir``: where members' states lie, ``members`` in the run's
-            folder if not given.
-        make_agent: From a member's id to its agent. With different seeds, they differ. Also called to check the
-            configuration, and whenever a member begins again elsewhere.
-        total_updates: Of each member's training.
-        run_dir: Folder of the run; neither it nor ``checkpoint_dir`` may hold another.
-        seed: Of decisions.
-        metric: How well an agent does; by default the mean return of recent episodes.
-        backend: Where members train: ``"inline"``, one after the other in this process; ``"process"``, at the same time
-            on this machine; ``"ray"``, on a cluster; or one of these with options, as ``ProcessBackend(workers=4)``.
-        synchronous: Decide for all members when all have done the same number of updates. What comes of a run then
-            does not depend on who is faster. Otherwise nobody waits for anybody.
-        max_restarts: How often in a row a member may fail before it is given up.
-        callback: Makes a callback for every member's training, where that takes place. One that ends the training makes
-            the member fail; :meth:`stop` is for that.
-        on_change: Called with the runner when a run begins, and whenever a member has reported.
+        config: Configuration of the search. ``checkpoint_dir``: folder of the members' states, by default ``members``
+            in the run folder.
+        make_agent: Returns the agent of a member, by its id; use the id in the seed so that members differ. Also called
+            to check the configuration, and whenever a member is recreated elsewhere.
+        total_updates: Updates that each member trains.
+        run_dir: Run folder; neither it nor ``checkpoint_dir`` may hold another run.
+        seed: Seed of the scheduler's decisions.
+        metric: Returns the performance of an agent; by default the mean return of recent episodes.
+        backend: Where members train: ``"inline"``, one after the other in this process; ``"process"``, in parallel on
+            this machine; ``"ray"``, on a cluster; or a backend with options, as ``ProcessBackend(workers=4)``.
+        synchronous: Decide for all members once all have done the same number of updates: the result is then
+            reproducible, whatever the members' speed. Otherwise no member waits for another.
+        max_restarts: How many times in a row a member may fail before it is replaced.
+        callback: Creates a callback for each member's training, in the process that trains it. A callback that stops
+            the training makes the member fail; use :meth:`stop` to end a run.
+        on_change: Called with the runner when a run starts, and after each report of a member.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class PBTRunner:
         self._folder = RunFolder(run_dir, config.checkpoint_dir)
         if _saved is None and self._folder.is_taken:
             raise FileExistsError(
-                f"{run_dir} holds a population already: choose another folder, or go on with it, "
+                f"{run_dir} already holds a population: choose another folder, or resume it with "
                 "PBTRunner.resume(run_dir, make_agent)"
             )
         if self._folder.has_guests:
@@ -116,7 +116,7 @@ class PBTRunner:
         self.on_change = on_change
         self._backend = backend_named(backend) if isinstance(backend, str) else backend
         self.config = _checked(config, make_agent)
-        # Parameters are in files, of which the scheduler knows nothing.
+        # The runner keeps parameters in files itself, so that the scheduler's store stays empty.
         self.scheduler = PBTScheduler(self.config, seed, store=MemoryStore(), trust=_trust)
         self._places = [_Place(hyperparams) for hyperparams in self.scheduler.initial_hyperparams()]
         self._saves = 0
@@ -128,7 +128,7 @@ class PBTRunner:
         self._failures = [0] * self.config.population_size
         self._is_stopping = False
         self.latest: dict[int, Row] = {}
-        """What each member logged last, of those that have reported since the runner was made."""
+        """Latest metrics of each member that has reported since the runner was created."""
 
     @classmethod
     def resume(
@@ -143,21 +143,21 @@ class PBTRunner:
         on_change: Callable[[PBTRunner], None] | None = None,
         trusted: Iterable[str] | Trust = (),
     ) -> PBTRunner:
-        """A run as it was when a member last reported.
+        """Load a run as of the last report of a member.
 
         Args:
-            run_dir: Its folder.
-            make_agent: As it was given then: a file names no code to run.
-            metric: As it was given then.
-            backend: May be another than then.
-            max_restarts: Likewise.
-            callback: Likewise.
-            on_change: Likewise.
-            trusted: Modules from which an explore method may be imported that the folder names.
+            run_dir: The run folder.
+            make_agent: The same as in the constructor; code is not saved.
+            metric: The same as in the constructor.
+            backend: As in the constructor; may differ from before.
+            max_restarts: As in the constructor; may differ from before.
+            callback: As in the constructor; may differ from before.
+            on_change: As in the constructor; may differ from before.
+            trusted: Modules from which an explore method named in the folder may be imported.
 
         Raises:
-            FileNotFoundError: There is no run.
-            RunFolderError: What is in the folder is damaged, or was written by another version.
+            FileNotFoundError: There is no run in the folder.
+            RunFolderError: A file of the run is damaged, or was written by another version.
         """
         folder = RunFolder(run_dir)
         saved = folder.read_state()
@@ -185,12 +185,12 @@ class PBTRunner:
 
     @property
     def updates(self) -> list[int]:
-        """That each member has done."""
+        """Updates that each member has done."""
         return [place.updates for place in self._places]
 
     @property
     def best_member(self) -> int:
-        """Who did best at its last report; 0 if nobody has reported yet."""
+        """Id of the best member by its last report; 0 if none has reported yet."""
         return next(iter(best_first(self._places, self.config.metric_mode)), 0)
 
     @property
@@ -204,7 +204,7 @@ class PBTRunner:
         return None if name is None else self._folder.member_path(name)
 
     def load_member(self, member: int) -> DistributionalPPO:
-        """A member's agent as it last reported, with environments of its own."""
+        """A member's agent as of its last report, with its own environments."""
         name = self._places[member].file
         with unchanged_generators():
             agent = self._make_agent(member)
@@ -213,12 +213,12 @@ class PBTRunner:
         return agent
 
     def run(self, updates: int | None = None) -> DistributionalPPO:
-        """Train all members to their end, or until each has done so many updates; the best of them.
+        """Train all members, to the end or until each has done ``updates`` updates, and return the best agent.
 
         Raises:
-            FolderTakenError: Another process runs the population, or has run it since this one read it.
-            RuntimeError: A member fails again and again, as a clone too.
-            OSError: Something could not be written. What is in the folder is whole, and can be resumed.
+            FolderTakenError: Another process is training the population, or has since this one loaded it.
+            RuntimeError: A member keeps failing, also as a copy of another.
+            OSError: A file could not be written. The folder is intact, and the run can be resumed.
         """
         if updates is not None:
             check_count("updates", updates, at_least=1)
@@ -234,42 +234,44 @@ class PBTRunner:
                 self._decide(self._due())
                 if any(self.updates):
                     with _advised():
-                        self._save()  # What an interruption has kept from being written.
-                # First those who are behind, as after an interruption.
+                        self._save()  # The decisions above, which an interruption has kept from being saved.
+                # Members that are behind first, as after an interruption.
                 self._send(sorted(range(size), key=lambda member: self._places[member].updates), goal)
-                self._tell()
+                self._notify()
                 while self._awaited():
                     self._send(self._handle(self._backend.wait()), goal)
-                    self._tell()
+                    self._notify()
             finally:
                 self._is_stopping = False
                 self._backend.close()
         return self.best
 
     def stop(self) -> None:
-        """Let :meth:`run` return as soon as those who are training have reported; also for signal handlers.
+        """Let :meth:`run` return once the members that are training have reported; safe in signal handlers.
 
-        Orders that wait are not begun. A run that is not under way yet ends as soon as it begins.
+        Queued orders are not started. If no run is in progress, the next one returns at once.
         """
         self._is_stopping = True
         self._backend.hold()
 
     def _check_is_latest(self) -> None:
         if self._folder.is_taken and self._folder.read_state().saves != self._saves:
-            raise FolderTakenError(f"{self.run_dir}: the run has gone on since it was read here; resume it from there")
+            raise FolderTakenError(
+                f"{self.run_dir}: another process has trained this run since it was loaded; call PBTRunner.resume again"
+            )
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self.on_change is not None:
             self.on_change(self)
 
     def _awaited(self) -> set[int]:
-        """Members whose reports are to come."""
+        """Members whose reports are outstanding."""
         if self._is_stopping:
             self._busy &= self._backend.training()
         return self._busy
 
     def _send(self, members: Iterable[int], goal: int) -> None:
-        """Tell members what to do next, those who have something to do."""
+        """Submit the next orders of members that have not reached the goal."""
         for member in members:
             place = self._places[member]
             if place.updates >= goal:
@@ -291,12 +293,12 @@ class PBTRunner:
         return Order(member, updates, place.hyperparams, restore, start_at, donor)
 
     def _handle(self, result: Report | Failure) -> list[int]:
-        """See to what came of an order; who may go on."""
+        """Process the result of an order; the members to submit next."""
         with _advised():
             return self._recover(result) if isinstance(result, Failure) else self._receive(result)
 
     def _receive(self, report: Report) -> list[int]:
-        """Write down what a member has done, and decide if it is time."""
+        """Save and log a member's report, and decide if all reports needed are there."""
         member, place = report.member, self._places[report.member]
         self._busy.discard(member)
         self._failures[member] = 0
@@ -313,12 +315,12 @@ class PBTRunner:
             scheduler = self.scheduler
             signs = vital_signs(scheduler.statistics(), scheduler.members, scheduler.events)
             self._folder.log(None, [{"step": sum(self.updates), **signs}])
-        # Last: what is not in the state yet is done again after an interruption, and logged again.
+        # Last: after an interruption, a slice that is not in the state yet is trained and logged again.
         self._save()
         return due
 
     def _due(self) -> list[int]:
-        """Whose reports wait for a decision, and can have it now."""
+        """Members whose reports wait for a decision that can be made now."""
         waiting = [member for member, place in enumerate(self._places) if place.waits]
         ahead = max((self._places[member].updates for member in waiting), default=0)
         if self.synchronous and any(not place.waits and place.updates < ahead for place in self._places):
@@ -326,7 +328,7 @@ class PBTRunner:
         return waiting
 
     def _decide(self, members: list[int]) -> None:
-        """Tell the scheduler what these have done, and then ask it what they shall do."""
+        """Report these members to the scheduler, and apply its decisions."""
         for member in members:
             place = self._places[member]
             if place.donor is not None:
@@ -338,10 +340,10 @@ class PBTRunner:
         for member in members:
             place = self._places[member]
             if place.updates < self.total_updates:
-                self._follow(member, self.scheduler.decide(member, self._format_of))
+                self._apply_decision(member, self.scheduler.decide(member, self._format_of))
 
-    def _follow(self, member: int, decision: Decision) -> None:
-        """Let a member take over from the donor, if there is one, before it trains on."""
+    def _apply_decision(self, member: int, decision: Decision) -> None:
+        """Set the donor and the hyper-parameters of a member's next order."""
         place = self._places[member]
         place.donor = None if decision.donor is None else self._places[decision.donor].offered
         place.hyperparams = decision.hyperparams
@@ -350,7 +352,7 @@ class PBTRunner:
         return None if self._places[member].offered is None else "v2_full_parameters"
 
     def _recover(self, failure: Failure) -> list[int]:
-        """Let those who are lost begin again; who they are."""
+        """Restart lost members; returns those to submit again."""
         again = [member for member in failure.lost if member in self._busy]
         self._live -= set(failure.lost)
         self._busy -= set(failure.lost)
@@ -366,14 +368,14 @@ class PBTRunner:
         return again
 
     def _give_up(self, member: int, reason: str) -> None:
-        """Let a member go on as a clone of one of the best."""
+        """Replace a member that keeps failing by a copy of one of the best."""
         place = self._places[member]
         tries = self._failures[member]
         self._failures[member] = 0
         if place.is_anew:
-            raise RuntimeError(f"member {member} failed {tries} times in a row, as a clone of another too:\n{reason}")
+            raise RuntimeError(f"member {member} failed {tries} times in a row, also as a copy of another:\n{reason}")
         try:
-            self._follow(member, self.scheduler.decide_replacement(member, self._format_of))
+            self._apply_decision(member, self.scheduler.decide_replacement(member, self._format_of))
         except RuntimeError as error:
             raise RuntimeError(f"{error}, and it failed {tries} times in a row:\n{reason}") from None
         place.is_anew = True
@@ -412,16 +414,16 @@ class PBTRunner:
 
 @contextmanager
 def _advised() -> Iterator[None]:
-    """Say of errors of the system how to go on."""
+    """Add to an ``OSError`` how to continue."""
     try:
         yield
     except OSError as error:
-        advice = f"{error.strerror or error} (the run is whole as of before: fix it, then resume it)"
+        advice = f"{error.strerror or error} (the saved run is intact: fix the cause, then resume it)"
         raise OSError(error.errno, advice, error.filename) from error
 
 
 def _checked(config: PBTConfig, make_agent: MakeAgent) -> PBTConfig:
-    """The configuration, against an agent such as it is for."""
+    """The configuration, checked against the agent of member 0."""
     with unchanged_generators():
         agent = make_agent(0)
         try:

@@ -1,4 +1,4 @@
-"""The search of a population, from the file of its run."""
+"""The configuration of a saved population."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from driftproof.settings.unused import without_unused
 
 
 def config_of(saved: SavedConfig) -> PBTConfig:
-    """The search.
+    """The configuration of the search.
 
     Raises:
-        ValueError: There can be none like it.
+        ValueError: A setting is invalid.
     """
-    # Earlier versions took settings without effect, which are refused now.
+    # Earlier versions accepted settings without effect, which are refused now.
     hyperparams = [
         HyperparamConfig(
             **without_unused(item.model_dump(), unused_by_search(saved.explore_method, item.values is not None))
@@ -25,19 +25,19 @@ def config_of(saved: SavedConfig) -> PBTConfig:
 
 
 def check_values(saved: SavedPopulation, config: PBTConfig) -> None:
-    """Raise unless all members have hyper-parameters that a search can lead to.
+    """Raise unless the hyper-parameters of all members are in the search space.
 
     Args:
-        saved: The population.
-        config: The search, as the agent has completed it.
+        saved: The saved population.
+        config: Configuration of the search, as :func:`driftproof.pbt.check_against` returned it.
 
     Raises:
-        ValueError: One has others.
+        ValueError: A member has others.
     """
     searched = {item.name: item for item in config.hyperparams}
     for held in (*(place.hyperparams for place in saved.members), *saved.scheduler.all_hyperparams()):
         if held.keys() != searched.keys():
-            raise ValueError(f"a member has the hyper-parameters {shortened(list(held))}")
+            raise ValueError(f"a member has the hyper-parameters {shortened(list(held))}, not those of the search")
         for name, value in held.items():
             if not searched[name].allows(value):
-                raise ValueError(f"a member has {name} = {shortened(value)}, to which the search cannot lead")
+                raise ValueError(f"a member has {name} = {shortened(value)}, which is outside the search space")

@@ -1,4 +1,4 @@
-"""Who takes over from whom, and with which hyper-parameters. Knows nothing of models, processes or files."""
+"""Decides about exploit and explore: which member copies which, with which hyper-parameters."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from driftproof.runs.ranking import ranking
 from driftproof.settings.population import PBTConfig
 
 _HISTORY = 200
-"""Reports that a member remembers."""
+"""Reports kept per member."""
 
 
 class PBTScheduler(EarlierSchedulerNames):
-    """Decides for the members of a population.
+    """Decides about exploit and explore for the members of a population.
 
-    Members have the ids 0 to ``population_size - 1``. A runner tells how each does (:meth:`update_performance`), and
-    asks what it shall do next (:meth:`exploit_and_explore`), in any order. Every decision follows from the
-    configuration, the seed, and the calls so far.
+    Members have the ids 0 to ``population_size - 1``. A training loop reports each member's performance
+    (:meth:`update_performance`), and asks for its next decision (:meth:`exploit_and_explore`), in any order. Decisions
+    are determined by the configuration, the seed, and the calls so far.
 
     Args:
-        config: How.
-        seed: Of the scheduler's own generator; global ones are not touched. ``None``: another every time.
-        store: Where members' parameters are kept. ``None``: in ``config.checkpoint_dir``, or in memory.
-        trust: Says which modules may be imported if ``config.explore_method`` is the text ``module:Class``.
+        config: Configuration of the search.
+        seed: Seed of the scheduler's own random generator. ``None``: a random one.
+        store: Store of the members' parameters. ``None``: in ``config.checkpoint_dir``, or in memory.
+        trust: Modules that may be imported if ``config.explore_method`` is a text ``module:Class``.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class PBTScheduler(EarlierSchedulerNames):
         self.store = store
         self.members: list[PopulationMember] = []
         self.events: list[Event] = []
-        """Everything that happened, oldest first."""
+        """All events, oldest first."""
         self._warned_of_state_dicts = False
         self._rng = np.random.default_rng(seed)
         self._observations: list[Observation] = []
         self._counts = {"judged": 0, "improved": 0, "transferred": 0, "not_transferred": 0}
-        # What ranking needs, as arrays: larger is better, and -inf the worst.
+        # Performances as arrays for ranking: larger is better, -inf the worst.
         self._scores = np.full(config.population_size, -math.inf)
         self._reported = np.zeros(config.population_size, dtype=bool)
         for index in range(config.population_size):
@@ -72,7 +72,7 @@ class PBTScheduler(EarlierSchedulerNames):
             self.events.append(Event("start", index, 0, hyperparams=dict(drawn)))
 
     def initial_hyperparams(self) -> list[dict[str, Any]]:
-        """What each member begins with; the same at every call."""
+        """Initial hyper-parameters of each member; the same at every call."""
         starts = [event for event in self.events if event.kind == "start"]
         return [dict(event.hyperparams) for event in starts]
 
@@ -84,14 +84,14 @@ class PBTScheduler(EarlierSchedulerNames):
         model_parameters: Any = None,
         model_state_dict: Any = None,
     ) -> None:
-        """Tell how a member does.
+        """Report a member's performance, and store its parameters if given.
 
         Args:
-            member: Its id, or itself.
-            performance: ``None`` or what is not finite counts as worst.
-            step: Updates that it has done since its beginning, not environment steps.
-            model_parameters: ``agent.get_parameters()``, which go into the store. Without them, those given before are
-                what others take over.
+            member: The member, or its id.
+            performance: Its performance; ``None`` and values that are not finite count as worst.
+            step: Updates that it has done in total, not environment steps.
+            model_parameters: ``agent.get_parameters()``, to be stored. Without them, other members copy those that were
+                given before.
             model_state_dict: Deprecated: the policy's state dict only. Does not replace ``model_parameters`` that were
                 given before.
         """
@@ -117,14 +117,14 @@ class PBTScheduler(EarlierSchedulerNames):
         member.step = int(step)
         member.reports += 1
         member.history = [*member.history[1 - _HISTORY :], (member.step, value)]
-        # A member that was restarted from older parameters has a whole interval before it.
+        # A member that was restarted from older parameters trains a whole interval again.
         member.interval_start = min(member.interval_start, member.step)
         if member.baseline is None and value is not None:
             member.baseline = (member.step, value)
         self._rank(member)
 
     def is_ready(self, member: int | PopulationMember) -> bool:
-        """Whether a member's interval is over."""
+        """Whether a member's perturbation interval is over."""
         member = self._member(member)
         return member.step - member.interval_start >= self.config.perturbation_interval
 
@@ -134,8 +134,7 @@ class PBTScheduler(EarlierSchedulerNames):
         """:meth:`decide`, with the donor's parameters from the store.
 
         Returns:
-            The parameters to take over, ``None`` to keep its own; the hyper-parameters from now on; the format of the
-            parameters.
+            The donor's parameters, or ``None`` to keep its own; the new hyper-parameters; the format of the parameters.
         """
         fetched = Fetched(self.store)
         decision = self.decide(member, fetched.format_of)
@@ -151,13 +150,12 @@ class PBTScheduler(EarlierSchedulerNames):
         """Decide what a member does next, if its interval is over and enough members have reported.
 
         Args:
-            member: Its id, or itself.
-            format_of: From a member's id to the format of the parameters that others may take over from it; ``None``:
-                it has none.
+            member: The member, or its id.
+            format_of: Returns the format of a member's stored parameters, by its id; ``None``: there are none.
 
         Returns:
-            The donor, and hyper-parameters: a mutated copy of the donor's, or without one the member's own (mutated
-            too with ``explore_strong``, unchanged otherwise).
+            The donor, and a mutated copy of its hyper-parameters; or no donor, and the member's own hyper-parameters
+            (mutated with ``explore_strong``, unchanged otherwise).
         """
         member = self._member(member)
         if not self.is_ready(member) or not self._population_is_ready(member):
@@ -175,10 +173,10 @@ class PBTScheduler(EarlierSchedulerNames):
         return Decision(None, dict(member.hyperparams))
 
     def decide_replacement(self, member: int | PopulationMember, format_of: FormatOf) -> Decision:
-        """Let a member that is lost go on as one of the best, whatever its interval and its performance.
+        """Replace a lost member by a copy of one of the best, whatever its interval and performance.
 
         Raises:
-            RuntimeError: No other member can be taken over from.
+            RuntimeError: No other member can be the donor.
         """
         member = self._member(member)
         others = [i for i in self.ranking() if i != member.id and self.members[i].performance is not None]
@@ -191,21 +189,21 @@ class PBTScheduler(EarlierSchedulerNames):
         return self._exploit(member, *found, "replace")
 
     def offer(self, member: int | PopulationMember, step: int, format: CheckpointFormat = "v2_full_parameters") -> None:
-        """Note that others may take over a member's parameters, which are kept elsewhere, as of now.
+        """Record that other members may copy a member's current parameters, which the caller keeps.
 
         Args:
-            member: Its id, or itself.
+            member: The member, or its id.
             step: Updates that it has done.
-            format: Of the parameters.
+            format: Format of the parameters.
         """
         member = self._member(member)
         member.checkpoint_format, member.checkpoint_step = format, int(step)
         member.checkpoint_hyperparams = dict(member.hyperparams)
 
     def report_transfer(self, member: int | PopulationMember, ok: bool) -> None:
-        """Tell whether a member has taken over what :meth:`exploit_and_explore` gave it.
+        """Report whether a member could load the parameters of its last exploit.
 
-        If not, it has its former hyper-parameters again and may be decided about anew.
+        If not, the exploit is undone: the member has its former hyper-parameters again, and is ready for a decision.
         """
         member = self._member(member)
         self._counts["transferred" if ok else "not_transferred"] += 1
@@ -226,7 +224,7 @@ class PBTScheduler(EarlierSchedulerNames):
         return [int(reported[i]) for i in ranking(self._scores[reported])]
 
     def statistics(self) -> dict[str, Any]:
-        """How the population is doing, as plain values; shares are ``None`` while there is nothing to count."""
+        """Statistics of the population as plain values; rates are ``None`` while there is nothing to count."""
         taken = [event for event in self.events if event.kind in ("exploit", "replace")]
         formats: dict[str, int] = {}
         for event in taken:
@@ -253,7 +251,7 @@ class PBTScheduler(EarlierSchedulerNames):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the parameters in the store, as values that JSON has."""
+        """The whole state except for stored parameters, as JSON-compatible values."""
         return {
             "members": [member.state_dict() for member in self.members],
             "events": [event.as_dict() for event in self.events],
@@ -263,18 +261,18 @@ class PBTScheduler(EarlierSchedulerNames):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another scheduler was; all of it is set, or nothing.
+        """Restore the state of a scheduler; all of it, or nothing if it is invalid.
 
         Raises:
-            ValueError: It had another number of members, or other hyper-parameters, or is damaged.
+            ValueError: The state is damaged, or has another number of members or other hyper-parameters.
         """
         try:
             saved = SavedScheduler.model_validate(dict(state))
         except ValidationError as error:
-            raise ValueError(f"not the state of a scheduler: {described(error)}") from error
+            raise ValueError(f"not a state of a PBTScheduler: {described(error)}") from error
         if len(saved.members) != self.config.population_size:
             raise ValueError(
-                f"the state has {len(saved.members)} members, and population_size is {self.config.population_size}"
+                f"the state has {len(saved.members)} members, but population_size is {self.config.population_size}"
             )
         names = {item.name for item in self.config.hyperparams}
         for held in saved.all_hyperparams():
@@ -313,7 +311,7 @@ class PBTScheduler(EarlierSchedulerNames):
         self._reported[member.id] = member.reports > 0
 
     def _judge(self, member: PopulationMember, performance: float | None) -> None:
-        """Whether the last exploit did the member good, as its first report after it tells."""
+        """Count whether the last exploit improved the member, at its first report afterwards."""
         before, member.before_exploit = member.before_exploit, None
         if before is None:
             return
@@ -326,7 +324,7 @@ class PBTScheduler(EarlierSchedulerNames):
         return after - before if self.config.metric_mode == "max" else before - after
 
     def _population_is_ready(self, member: PopulationMember) -> bool:
-        """Count this try, and say whether enough members have reported for a decision."""
+        """Whether enough members have reported for a decision; counts this try."""
         reported = int(self._reported.sum())
         share = math.ceil(self.config.ready_percentage * self.config.population_size - 1e-9)
         if reported >= max(share, self.config.min_ready_members):
@@ -338,7 +336,7 @@ class PBTScheduler(EarlierSchedulerNames):
         return max(1, int(count * self.config.truncation_ratio + 1e-9))
 
     def _donors(self, member: PopulationMember) -> list[int]:
-        """From whom a member may take over; nobody if it goes on by itself."""
+        """Possible donors of a member; empty if it does not exploit."""
         if self.config.exploit_method == "truncation":
             order = self.ranking()
             count = self._truncated(len(order))
@@ -347,7 +345,7 @@ class PBTScheduler(EarlierSchedulerNames):
             others = np.flatnonzero(self._reported)
             others = others[others != member.id]
             candidates = [int(self._rng.choice(others))] if len(others) else []
-        # Never itself, never an equal, and never one whose performance is not known.
+        # Only strictly better members: never itself, nor one without a performance.
         return [i for i in candidates if self._scores[i] > self._scores[member.id]]
 
     def _choose(
@@ -360,8 +358,8 @@ class PBTScheduler(EarlierSchedulerNames):
             if (found := format_of(donor)) is not None:
                 return self.members[donor], found
             warnings.warn(
-                f"member {member.id} would take over from member {donor}, of which there are no parameters: give "
-                "model_parameters to update_performance",
+                f"member {member.id} cannot copy member {donor}, which has no stored parameters: pass model_parameters "
+                "to update_performance",
                 stacklevel=4,
             )
         return None
@@ -399,12 +397,12 @@ class PBTScheduler(EarlierSchedulerNames):
             if not item.allows(explored[item.name]):
                 raise ValueError(
                     f"explore_method {self.config.explore_method!r} returned {item.name}={explored[item.name]!r}, "
-                    "which is not what is searched"
+                    "which is outside the search space"
                 )
         return explored
 
     def _observe(self, member: PopulationMember) -> None:
-        """Note for the explore method what the member's hyper-parameters did in the interval that is over."""
+        """Record an observation of the member's last interval for the explore method."""
         if not self._explore.uses_observations:
             return
         interval = self.config.perturbation_interval
@@ -424,7 +422,7 @@ class PBTScheduler(EarlierSchedulerNames):
         self.events.append(Event(kind, member.id, member.step, mutated=mutated, hyperparams=dict(new), **more))
 
     def _spread(self, name: str) -> float:
-        """0 if all members have the same: the deviation in units of the range, or the normalised entropy of values."""
+        """Diversity of a hyper-parameter: standard deviation relative to the range, or normalised entropy of values."""
         item = next(item for item in self.config.hyperparams if item.name == name)
         held = [member.hyperparams[name] for member in self.members]
         if item.values is None:

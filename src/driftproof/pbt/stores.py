@@ -1,4 +1,4 @@
-"""Where members' parameters lie between the one who gives and the one who takes."""
+"""Stores of members' parameters, from which other members copy."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from driftproof.state import CheckpointError, copy_tree, legacy, read, write
 
 
 class TreeStore(Protocol):
-    """Holds the latest tree of each member."""
+    """Stores the latest parameters of each member."""
 
     def put(self, member_id: int, tree: Any, step: int, format: CheckpointFormat) -> None:
-        """Keep a tree instead of the member's former one; later changes of it do not show."""
+        """Store a copy of a member's parameters, replacing the former ones."""
 
     def get(self, member_id: int) -> tuple[Any, CheckpointFormat]:
-        """A copy that the caller may change.
+        """A copy of a member's parameters, and their format.
 
         Raises:
-            KeyError: There is none.
+            KeyError: There are none.
         """
 
 
 class MemoryStore:
-    """Trees in this process; they are gone with it."""
+    """Stores parameters in the memory of this process."""
 
     def __init__(self) -> None:
         self._trees: dict[int, tuple[Any, CheckpointFormat]] = {}
@@ -38,15 +38,15 @@ class MemoryStore:
 
     def get(self, member_id: int) -> tuple[Any, CheckpointFormat]:
         if member_id not in self._trees:
-            raise KeyError(f"there are no parameters of member {member_id} in memory")
+            raise KeyError(f"no parameters of member {member_id} in memory")
         tree, kind = self._trees[member_id]
         return copy_tree(tree), kind
 
 
 class FolderStore:
-    """Trees as checkpoint files, ``member_0003.zip`` and so on, each written whole or not at all.
+    """Stores parameters in checkpoint files such as ``member_0003.zip``, written atomically.
 
-    A member without such a file is looked for in files of earlier versions: ``member_3.pt``, or the highest step of
+    Without such a file, one of earlier versions is read: ``member_3.pt``, or the highest step of
     ``member_3_step_500.pt``.
     """
 
@@ -64,7 +64,7 @@ class FolderStore:
         checkpoint = read(path)
         kind: Any = checkpoint.config.get("format")
         if kind not in get_args(CheckpointFormat):
-            raise CheckpointError(f"{path} is a checkpoint, but not one of a member of a population")
+            raise CheckpointError(f"{path} is a checkpoint, but not of a member of a population")
         return checkpoint.tree, kind
 
     def path(self, member_id: int) -> Path:
@@ -74,7 +74,7 @@ class FolderStore:
         pattern = re.compile(rf"member_0*{member_id}(?:_step_?(?P<step>\d+))?\.pt")
         matches = [match for match in map(pattern.fullmatch, self._names()) if match]
         if not matches:
-            raise KeyError(f"there are no parameters of member {member_id} in {self.folder}")
+            raise KeyError(f"no parameters of member {member_id} in {self.folder}")
         latest = max(matches, key=lambda match: int(match["step"] or 0))
         with warnings.catch_warnings():
             if latest[0] in self._warned_of:
@@ -83,7 +83,7 @@ class FolderStore:
         self._warned_of.add(latest[0])
         if found.is_policy_only:
             return found.components["policy"], "v1_policy_only"
-        # None for what the file does not have, as in the files of agents without them.
+        # None for missing components, as in files of agents without them.
         absent = () if "hyperparams" in found.components else EARLIER_STATES
         return {**dict.fromkeys([*absent, *found.empty]), **found.components}, "v2_full_parameters"
 

@@ -1,4 +1,4 @@
-"""What passes between the one who decides and those who train: orders out, reports back."""
+"""Messages between the runner and its workers: orders out, reports back; and the host that executes orders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from driftproof.state import read, write
 
 @dataclass(frozen=True)
 class Work:
-    """What every order has in common."""
+    """Settings that all orders share."""
 
     make_agent: MakeAgent
     metric: Metric
@@ -36,49 +36,49 @@ class Work:
 
 @dataclass(frozen=True)
 class Order:
-    """What one member is to do next. Trees are files' bytes, which may go anywhere."""
+    """The next slice of training of one member. States are checkpoint files as bytes, which any transport can carry."""
 
     member: int
     updates: int
-    """To train."""
+    """Number of updates to train."""
     hyperparams: Mapping[str, Any]
-    """In force from now on."""
+    """Hyper-parameters to train with."""
     restore: bytes | None = None
-    """Its whole state as last reported, if it no longer is where it is to train."""
+    """The member's whole state as last reported, if the worker does not have it."""
     start_at: int | None = None
-    """Begin as a new agent that counts on from so many updates, because its own state is given up."""
+    """Start as a new agent whose counters begin at this number of updates, because its own state is discarded."""
     donor: bytes | None = None
-    """Whole state of another, whose parameters it takes over."""
+    """Whole state of the donor whose parameters to copy."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came of an order."""
+    """Result of an order."""
 
     member: int
     updates: int
-    """That it has done by now."""
+    """Updates that the member has done in total."""
     performance: float
     state: bytes
-    """Its whole state, as a checkpoint file."""
+    """The member's whole state, as a checkpoint file."""
     rows: list[Row]
     not_taken_over: str | None = None
-    """Why it kept its own parameters and hyper-parameters."""
+    """Why the exploit failed, so that the member kept its own parameters and hyper-parameters."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an order came to nothing."""
+    """Failure of an order or of a worker."""
 
     member: int | None
-    """Whose; ``None`` if nobody was training."""
+    """Member that was training; ``None``: none was."""
     lost: tuple[int, ...]
-    """Members that are no longer there. Orders to them are void."""
+    """Members whose state in the worker is lost; their orders are void."""
     reason: str
 
 
 class Host:
-    """Members in this process, each with its own environments and random generators."""
+    """Executes orders in this process; each member has its own environments and random generators."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -87,7 +87,7 @@ class Host:
         self._rows: dict[int, _Rows] = {}
 
     def carry_out(self, order: Order) -> Report | Failure:
-        """Train a member as it is told; if that fails, it is gone."""
+        """Execute an order; a member that fails is dropped."""
         try:
             if order.restore is not None or order.start_at is not None or order.member not in self._trainees:
                 self._make(order)
@@ -98,7 +98,7 @@ class Host:
             return Failure(order.member, (order.member,), traceback.format_exc())
 
     def close(self) -> None:
-        """Give up all members and their environments."""
+        """Drop all members and close their environments."""
         for member in list(self._trainees):
             self._drop(member)
 
@@ -113,7 +113,7 @@ class Host:
         return Report(order.member, trainee.updates, performance, file.getvalue(), rows.taken(), refusal)
 
     def _prepare(self, trainee: Trainee, order: Order) -> str | None:
-        """Put parameters and hyper-parameters in force; why not, if the member goes on with its own."""
+        """Apply the donor's parameters and the hyper-parameters; the reason if the exploit failed."""
         if order.donor is None:
             trainee.set_hyperparams(order.hyperparams)
             return None
@@ -137,7 +137,7 @@ class Host:
             agent.add_log_output(rows)
             callback = None if work.make_callback is None else work.make_callback()
             trainee = Trainee(agent, work.total_updates, work.metric, callback)
-            # From now on its environments are closed whatever goes wrong.
+            # Registered before anything can fail, so that its environments get closed.
             self._trainees[order.member], self._rows[order.member] = trainee, rows
             if order.restore is not None:
                 agent.load_state_tree(read(io.BytesIO(order.restore)).tree)
@@ -151,12 +151,12 @@ class Host:
             try:
                 trainee.agent.env.close()
             except Exception:
-                # What is given up, often because its environment broke, must not take the others along.
+                # Often it is dropped because its environment broke; the other members must not fail with it.
                 traceback.print_exc()
 
     @contextmanager
     def _as_member(self, member: int) -> Iterator[None]:
-        """With a member's random generators, which nobody else draws from."""
+        """Use a member's random generators inside the block."""
         component = self._trainees[member].agent.components()["random"]
         with unchanged_generators():
             component.load_state_dict(self._generators[member])
@@ -165,7 +165,7 @@ class Host:
 
 
 class _Rows(KVWriter):
-    """Keeps what an agent logs until it is reported."""
+    """Collects the metrics that an agent logs, until they are reported."""
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
@@ -185,7 +185,7 @@ class _Rows(KVWriter):
 
 
 def _is_number(value: Any) -> bool:
-    """Also one in a tensor; texts, figures and more than one number are not."""
+    """Whether a logged value is a scalar, also in a tensor; texts, figures and arrays are not."""
     if isinstance(value, np.ndarray | torch.Tensor):
         return value.ndim == 0
     return isinstance(value, Real | np.bool_)

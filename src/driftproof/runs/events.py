@@ -1,4 +1,4 @@
-"""``population.json``: what became of every member, event by event."""
+"""``population.json``: the events of a population."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened to one member."""
+    """One event of one member."""
 
     kind: EventKind
-    """``exploit`` took over from a donor, ``explore`` only mutated, ``replace`` is an exploit that the runner asked for
-    since the member was lost, ``undo`` takes the last exploit back, ``restart`` began again from its last state after a
-    failure."""
+    """``exploit``: copied a donor and mutated hyper-parameters; ``explore``: only mutated them; ``replace``: an exploit
+    because the member kept failing; ``undo``: the last exploit was undone; ``restart``: restarted from its last state
+    after a failure."""
     member: int
     step: int
     """Updates that the member had done."""
     donor: int | None = None
     donor_step: int | None = None
-    """Updates that the donor had done when it gave its parameters."""
+    """Updates that the donor had done when its parameters were saved."""
     format: str | None = None
     mutated: dict[str, list[Any]] = field(default_factory=dict)
-    """What changed on the way, by name: the donor's value (or the member's own) and the new one."""
+    """Mutated hyper-parameters by name: the donor's value (or the member's own) and the new one."""
     hyperparams: dict[str, Any] = field(default_factory=dict)
-    """In force from now on."""
+    """Hyper-parameters after the event."""
     detail: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -46,10 +46,10 @@ class Event:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Event:
-        """From what :meth:`as_dict` returned.
+        """Create an event from what :meth:`as_dict` returned.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The values are not those of an event.
         """
         try:
             return cls.of(SavedEvent.model_validate(dict(values)))
@@ -58,38 +58,38 @@ class Event:
 
     @classmethod
     def of(cls, saved: SavedEvent) -> Event:
-        """From an event of a file."""
+        """Create an event from a saved one."""
         return cls(**saved.model_dump())
 
 
 def read_events(path: str | os.PathLike[str]) -> list[Event]:
-    """All events of a file, oldest first; none if there is no file.
+    """All events of a file, oldest first; an empty list if there is no file.
 
     Raises:
-        RunFolderError: It is not such a file, or of a newer version.
-        OSError: It cannot be read.
+        RunFolderError: It is not a file of events, or of a newer version.
+        OSError: The file cannot be read.
     """
     if not os.path.lexists(path):
         return []
-    saved = read_json(path, SavedEvents, advice="remove it to go without what became of its members")
+    saved = read_json(path, SavedEvents, advice="remove it to continue without the events so far")
     return [Event.of(event) for event in saved.events]
 
 
 def append_events(path: str | os.PathLike[str], events: Iterable[Event]) -> None:
-    """Add events at the end. The file is replaced atomically; what was in it stays.
+    """Append events. The file is replaced atomically; earlier events stay.
 
-    One process may write a file at a time.
+    Only one process at a time may write a file.
 
     Raises:
-        RunFolderError: There is a file that is not such a record; it is left alone.
-        OSError: It cannot be written; it is as it was.
+        RunFolderError: The existing file is not a file of events; it stays unchanged.
+        OSError: The file cannot be written; it stays unchanged.
     """
     if added := list(events):
         write_events(path, [*read_events(path), *added])
 
 
 def write_events(path: str | os.PathLike[str], events: Iterable[Event]) -> None:
-    """Replace the file by one with these events, atomically."""
+    """Write these events, replacing the file atomically."""
     items = [event.as_dict() for event in events]
     head = json.dumps({"format": _FORMAT, "version": _VERSION})
     lines = ",\n".join(json.dumps(item, allow_nan=False) for item in items)

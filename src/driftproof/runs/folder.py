@@ -1,4 +1,4 @@
-"""A run folder: what is written to it, in which order, so that a crash at any moment loses one slice."""
+"""A run folder: locks, and writes in an order such that a crash at any moment loses at most one slice of training."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from driftproof.state._atomic import remove_abandoned
 
 _MEMBER = re.compile(r"member_[0-9]{4,9}_[0-9]{9,18}\.zip")
 _MARK = ".run"
-"""Of a run whose members lie elsewhere, in both folders."""
+"""File with the same random content in the run folder and in a separate folder of its members."""
 _MAX_MEMBER_BYTES = 8 * 2**30
 
 
 class FolderTakenError(RuntimeError):
-    """Somebody else has, or had meanwhile, a run's folder; nothing is wrong with the run."""
+    """Another process is using a run's folder, or has since it was loaded; the run itself is intact."""
 
 
 class RunFolder:
-    """Files of one run, which one process at a time may write.
+    """The files of one run, which only one process at a time may write.
 
     Args:
-        path: The folder. It stays the same when this process goes to another.
-        members: Where members' states lie; ``members`` in the folder if not given.
+        path: The folder; made absolute, so that it does not depend on the working directory.
+        members: Folder of the members' states; by default ``members`` in the run folder.
     """
 
     def __init__(self, path: str | os.PathLike[str], members: str | os.PathLike[str] | None = None) -> None:
@@ -45,12 +45,12 @@ class RunFolder:
 
     @property
     def is_taken(self) -> bool:
-        """Whether there is a run in it."""
+        """Whether the folder holds a run."""
         return (self.path / POPULATION_STATE).exists()
 
     @property
     def has_guests(self) -> bool:
-        """Whether members of another run lie where those of this one are to."""
+        """Whether the separate folder of members already holds those of another run."""
         return self._is_elsewhere and not self.is_taken and bool(self._names())
 
     @property
@@ -59,15 +59,15 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """For this process alone.
+        """Lock the folder for this process.
 
         Raises:
-            FolderTakenError: Another process is at work on the run, or its members would be among those of another.
+            FolderTakenError: Another process is using the run, or the members' folder belongs to another run.
         """
         for name in WRITTEN_IN_PLACE:
             own_file(self.path, name)
         if self._is_elsewhere and self.is_taken:
-            self._check_owner()  # Before anything is made there: the state may name anybody's folder.
+            self._check_owner()  # Before anything is created there: the state may name any folder.
         with ExitStack() as stack:
             for folder in {self.path, self.members} if self._is_elsewhere else {self.path}:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ class RunFolder:
                 _locks.add(file)
                 stack.callback(_locks.discard, file)
                 if not _lock(file.fileno()):
-                    raise FolderTakenError(f"{folder}: another process is at work on this run; wait for it, or end it")
+                    raise FolderTakenError(f"{folder}: another process is using this run; wait for it, or end it")
             if self._is_elsewhere:
                 self._check_owner()
             for folder in filter(Path.is_dir, (self.path, self.members)):
@@ -88,21 +88,21 @@ class RunFolder:
                 self._writers.clear()
 
     def _check_owner(self) -> None:
-        """Both folders hold the same mark: a state that names somebody else's folder gets nothing there removed."""
+        """Check that both folders hold the same mark, so that nothing is removed from a folder of another run."""
         marks = [self.path / _MARK, self.members / _MARK]
         if not self._names() and not self.is_taken:
             mark = uuid.uuid4().hex.encode()
             for path in marks:
                 write_atomically(path, [mark], follow_links=False)
         elif not all(path.exists() for path in marks) or len({read_bytes(path, 100) for path in marks}) > 1:
-            raise FolderTakenError(f"{self.members} holds members of another run than {self.path}")
+            raise FolderTakenError(f"{self.members} holds members of another run, not of {self.path}")
 
     def read_state(self) -> SavedPopulation:
-        """What :meth:`write_state` wrote last, every value of which has been checked.
+        """Read and validate what :meth:`write_state` wrote last.
 
         Raises:
-            FileNotFoundError: There is no run.
-            RunFolderError: It is damaged, or was written by a newer driftproof.
+            FileNotFoundError: The folder holds no run.
+            RunFolderError: The file is damaged, or was written by a newer driftproof.
         """
         path = self.path / POPULATION_STATE
         if not os.path.lexists(path):
@@ -110,7 +110,7 @@ class RunFolder:
         with damage_told(path, self._advice):
             content = parse_json(read_bytes(path))
             if not isinstance(content, dict):
-                raise ValueError(f"it holds {shortened(content)}, and no values by name")
+                raise ValueError(f"it holds {shortened(content)}, not a mapping")
             version = content.get("version")
             if type(version) is int and version != VERSION:
                 age = "a newer" if version > VERSION else "an older"
@@ -119,27 +119,27 @@ class RunFolder:
                 )
             return SavedPopulation.model_validate(content)
 
-    _advice = "restore it from a copy, or begin another run"
+    _advice = "restore it from a copy, or start another run"
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Name the file if what is made of it cannot be."""
+        """Name the state's file in errors that its values raise inside the block."""
         with damage_told(self.path / POPULATION_STATE, self._advice):
             yield
 
     def write_state(self, state: Mapping[str, Any]) -> None:
-        """Write where the run is."""
+        """Write the state of the run."""
         text = json.dumps({"version": VERSION, **state}, default=_plain, allow_nan=False)
         write_atomically(self.path / POPULATION_STATE, [text.encode()], follow_links=False)
 
     def follow_state(self, events: Iterable[Event], used: Iterable[str]) -> None:
-        """Write events, and remove members' states that are not in use, as the state says that was written before."""
+        """Write events, and remove members' files that the state written before does not use."""
         write_events(self.path / EVENTS, events)
         for name in self._names() - set(used):
             (self.members / name).unlink(missing_ok=True)
 
     def write_member(self, member: int, updates: int, state: bytes) -> str:
-        """Write a member's state; the name of the file. Nothing uses it before it is named in :meth:`write_state`."""
+        """Write a member's state; returns the file's name, to be passed to :meth:`write_state`."""
         name = f"member_{member:04d}_{updates:09d}.zip"
         write_atomically(self.member_path(name), [state], follow_links=False)
         return name
@@ -148,22 +148,22 @@ class RunFolder:
         return read_bytes(self.member_path(name), _MAX_MEMBER_BYTES)
 
     def member_path(self, name: str) -> Path:
-        """Where a member's state lies.
+        """Path of a member's state.
 
         Raises:
-            RunFolderError: It would not be in the folder.
+            RunFolderError: The name is not one of a member's state.
         """
         if not _MEMBER.fullmatch(name):
-            raise RunFolderError(f"{printable(name, 80)!r} is not the name of a member's state")
+            raise RunFolderError(f"{printable(name, 80)!r} is not the file name of a member's state")
         return own_file(self.members, name)
 
     def log(self, member: int | None, rows: Sequence[Mapping[str, float]]) -> None:
-        """Append what a member, or the population, measured to ``metrics.jsonl``, and for TensorBoard."""
+        """Append metrics of a member, or of the population, to ``metrics.jsonl`` and to TensorBoard's files."""
         if not rows:
             return
         with open_to_append(self.path / METRICS) as file:
             if not _ends_line(file):
-                file.write(b"\n")  # After a line that an interruption cut short.
+                file.write(b"\n")  # After a line that was cut off by an interruption.
             for row in rows:
                 finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
                 file.write(json.dumps({"member": member, **finite}).encode() + b"\n")
@@ -182,7 +182,7 @@ class RunFolder:
         return self._writers[name]
 
     def _names(self) -> set[str]:
-        """Of members' states, and of nothing else that may lie there."""
+        """File names of members' states."""
         return {path.name for path in self.members.glob("member_*.zip") if _MEMBER.fullmatch(path.name)}
 
 
@@ -194,16 +194,16 @@ def _ends_line(file: BinaryIO) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers and paths as JSON has them."""
+    """NumPy numbers and paths as JSON values."""
     return value.item() if hasattr(value, "item") else os.fspath(value)
 
 
 _locks: set[IO[bytes]] = set()
-"""Files that this process has locked, or tries to."""
+"""Lock files that this process has open."""
 
 
 def _leave_locks() -> None:
-    """In a forked process, as environments may be, which would keep a run locked after its own is gone."""
+    """Close lock files in a forked child (such as an environment's), which would keep the run locked."""
     for file in _locks:
         file.close()
     _locks.clear()
@@ -214,7 +214,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _lock(descriptor: int) -> bool:
-    """Take a lock that the system gives back when the process ends, however it ends."""
+    """Take a lock that the operating system releases when the process ends, however it ends."""
     try:
         import fcntl
     except ImportError:  # Windows

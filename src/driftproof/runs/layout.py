@@ -1,4 +1,4 @@
-"""Names of the files in a run folder, and what can be told from which of them are there."""
+"""Names of the files in a run folder, and the kind of run by which of them exist."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from pathlib import Path
 from driftproof._files import RunFolderError
 
 CONFIG = "config.yaml"
-"""Settings of the run; makes a folder one of a run."""
+"""Settings of the run; a folder with this file is a run folder."""
 OWNER = "owner.json"
-"""Says that this user started the run."""
+"""Record that this user started the run."""
 METRICS = "metrics.jsonl"
-"""What agents logged, row by row."""
+"""Logged metrics, one row per line."""
 TENSORBOARD = "tensorboard"
-"""The same, for TensorBoard."""
+"""The same metrics for TensorBoard."""
 CHECKPOINTS = "checkpoints"
-"""Of a single agent."""
+"""Checkpoints of a single agent."""
 MEMBERS = "members"
 """Checkpoints of a population's members."""
 POPULATION_STATE = "population_state.json"
-"""Where a population is in its training."""
+"""Training state of a population."""
 EVENTS = "population.json"
-"""What happened to its members."""
+"""Events of a population's members."""
 EVALUATION = "evaluation.json"
 ATTACK_RESULTS = "attacks.json"
-"""Evaluation under attack."""
+"""Results of evaluation under attack."""
 SIGNALS = "signals.csv"
 REPORT = "report.html"
 WRITTEN_IN_PLACE = (MEMBERS, CHECKPOINTS, TENSORBOARD, METRICS)
-"""What a run appends to and removes files from, never by way of a link. All other files are replaced."""
+"""Files and folders that a run appends to or removes files from, never through a link. All others are replaced."""
 
 RETURN = "rollout/ep_rew_mean"
 LENGTH = "rollout/ep_len_mean"
@@ -38,12 +38,12 @@ SUCCESS = "rollout/success_rate"
 
 
 def is_population(folder: Path) -> bool:
-    """Whether it holds more than one agent."""
+    """Whether a run folder holds a population."""
     return os.path.lexists(folder / POPULATION_STATE)
 
 
 def is_single(folder: Path) -> bool:
-    """Whether it holds one agent that has been saved."""
+    """Whether a run folder holds a single agent."""
     return os.path.lexists(folder / CHECKPOINTS)
 
 
@@ -60,5 +60,7 @@ def own_file(folder: Path, name: str) -> Path:
     """
     path = folder / name
     if path.is_symlink():
-        raise RunFolderError(f"{path} is a link, which a run does not follow; remove it, or put what it leads to there")
+        raise RunFolderError(
+            f"{path} is a link, which is not followed in a run folder; replace it by the file or folder it leads to"
+        )
     return path

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: what members and the population logged, row by row, read in bounded memory."""
+"""``metrics.jsonl``: logged metrics of members and of the population, read in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from driftproof._text import printable
 from driftproof.runs.population_state import MAX_COUNT, MAX_MEMBERS
 
 Row: TypeAlias = dict[str, float]
-"""What an agent logged after one update, by name; ``"step"`` is how many steps it had taken."""
+"""Metrics that an agent logged after one update, by name; ``"step"`` is its number of environment steps."""
 
 MAX_LINE = 2**20
 MAX_LINES = 2_000_000
 MAX_NAMES = 2_000
 MAX_NUMBERS = 20_000_000
-"""Limits of a file, each far beyond what a long training of a large population writes: 64 members log a hundred metrics
-three thousand times."""
+"""Limits of a file, enough for a long training of a large population: 64 members that log 100 metrics 3,000 times."""
 
 
 class Rows(Sequence[Row]):
-    """Rows of one member in the order of steps, made one at a time: a dict of each would take ten times the memory."""
+    """Rows of one member by step; dicts are created on access, because storing them would take ten times the memory."""
 
     def __init__(self, rows: Sequence[tuple[tuple[str, ...], array[float]]]) -> None:
         self._rows = rows
@@ -55,13 +54,13 @@ class Rows(Sequence[Row]):
 
 
 def read_metrics(path: str | os.PathLike[str]) -> dict[int | None, Sequence[Row]]:
-    """What was logged in a run's ``metrics.jsonl``, by member, in the order of steps; ``None``: of the population.
+    """Logged metrics of a run's ``metrics.jsonl``, by member and in the order of steps; ``None`` is the population.
 
-    A slice that was trained twice, because its run was interrupted, counts with its last try; a line that an
-    interruption cut short counts for nothing. Values that are not finite are NaN.
+    Of a slice that was trained again after an interruption, the last rows count; a line that an interruption cut off is
+    ignored. Values that are not finite are NaN.
 
     Raises:
-        RunFolderError: A line is JSON, but not a row of metrics, or there is too much of something.
+        RunFolderError: A line is JSON, but not a row of metrics, or the file exceeds a limit.
         OSError: The file cannot be read.
     """
     reader = _Reader(path)
@@ -126,22 +125,22 @@ def _checked(row: Any) -> tuple[int | None, int, dict[str, float]]:
     """Member, step and numbers of a row.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a row of metrics.
     """
     if not isinstance(row, dict):
-        raise ValueError("it is no mapping")
+        raise ValueError("it is not a mapping")
     if missing := [name for name in ("member", "step") if name not in row]:
-        raise ValueError(f"there is no {missing[0]!r}")
+        raise ValueError(f"{missing[0]!r} is missing")
     member, step = row.pop("member"), row["step"]
     if member is not None and (type(member) is not int or not 0 <= member < MAX_MEMBERS):
-        raise ValueError(f"{shortened(member)} is no member")
+        raise ValueError(f"{shortened(member)} is not a member's id")
     if type(step) is float and step.is_integer():
         step = row["step"] = int(step)
     if type(step) is not int or not 0 <= step <= MAX_COUNT:
-        raise ValueError(f"{shortened(step)} is no step")
+        raise ValueError(f"{shortened(step)} is not a step")
     values = {}
     for name, value in row.items():
         if value is not None and not isinstance(value, int | float):
-            raise ValueError(f"{shortened(name)} is {shortened(value)}, no number")
+            raise ValueError(f"{shortened(name)} is {shortened(value)}, not a number")
         values[name] = math.nan if value is None or not math.isfinite(value) else float(value)
     return member, step, values

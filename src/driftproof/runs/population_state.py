@@ -1,4 +1,4 @@
-"""``population_state.json`` to the last value: what a file must hold before anything is made of it."""
+"""Schema of ``population_state.json``: every value is validated before it is used."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from driftproof.runs.ranking import ranking
 
 VERSION = 2
 CheckpointFormat: TypeAlias = Literal["v2_full_parameters", "v1_policy_only"]
-"""What ``agent.get_parameters()`` returns, or no more than the policy's state dict."""
+"""``agent.get_parameters()``, or only the policy's state dict."""
 Name: TypeAlias = Annotated[str, StringConstraints(max_length=200)]
-"""Checked where a search is made of it."""
+"""Name of a method, validated by ``PBTConfig``."""
 MAX_MEMBERS = 4096
-"""Of a population that is read from a file."""
+"""Largest population that is read from a file."""
 MAX_COUNT = 2**53
-"""Of steps and updates: what a double still counts one by one."""
+"""Largest number of steps or updates: a double counts exactly up to here."""
 
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Id: TypeAlias = Annotated[int, Field(ge=0, lt=MAX_MEMBERS)]
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 MAX_PERFORMANCE = 1e100
-"""Beyond it a member counts as diverged: differences and squares of performances must stay finite."""
+"""A member with a larger performance counts as diverged: differences and squares must stay finite."""
 Performance: TypeAlias = Annotated[float, Field(ge=-MAX_PERFORMANCE, le=MAX_PERFORMANCE)]
 Value: TypeAlias = bool | Annotated[int, Field(ge=-(2**63), lt=2**64)] | Number | str | None
-"""Of a hyper-parameter."""
+"""Value of a hyper-parameter."""
 Values: TypeAlias = Annotated[dict[str, Value], Field(max_length=1000)]
 
 
@@ -44,13 +44,13 @@ MemberFile: TypeAlias = Annotated[str, StringConstraints(pattern=r"^member_[0-9]
 
 
 class Saved(BaseModel):
-    """A part of a file: nothing of another kind, and nothing that is not known."""
+    """Part of a file: strict types, unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
 
 
 class SavedHyperparam(Saved):
-    """One that is searched; see :class:`driftproof.pbt.HyperparamConfig`."""
+    """A searched hyper-parameter; see :class:`driftproof.pbt.HyperparamConfig`."""
 
     name: str
     min_value: int | Number | None
@@ -63,7 +63,7 @@ class SavedHyperparam(Saved):
 
 
 class SavedConfig(Saved):
-    """The search; see :class:`driftproof.pbt.PBTConfig`."""
+    """Configuration of the search; see :class:`driftproof.pbt.PBTConfig`."""
 
     population_size: Annotated[int, Field(ge=2, le=MAX_MEMBERS)]
     perturbation_interval: Count
@@ -82,7 +82,7 @@ class SavedConfig(Saved):
 
 
 class SavedPlace(Saved):
-    """Where one member is in its training."""
+    """Training progress of one member."""
 
     hyperparams: Values
     updates: Count
@@ -96,23 +96,23 @@ class SavedPlace(Saved):
 
 
 class Place(Protocol):
-    """Where one member is in its training."""
+    """Training progress of one member."""
 
     @property
     def file(self) -> str | None:
-        """Its checkpoint; ``None``: it has not reported yet."""
+        """File name of its checkpoint; ``None``: it has not reported yet."""
 
     @property
     def performance(self) -> float | None:
-        """At its last report; ``None``: its training diverged."""
+        """Performance at its last report; ``None``: its training diverged."""
 
 
 def best_first(members: Sequence[Place], mode: str) -> list[int]:
-    """Members that have been saved, the best at their last report first; of equals, the first.
+    """Saved members by the performance of their last report, best first; ties in the order of ids.
 
     Args:
-        members: All of them.
-        mode: ``"max"`` or ``"min"``: which performance is the best.
+        members: All members.
+        mode: ``"max"`` or ``"min"``: whether a higher or a lower performance is better.
     """
     saved = [i for i, place in enumerate(members) if place.file is not None]
     return [saved[i] for i in ranking([members[i].performance for i in saved], mode == "min")]
@@ -125,7 +125,7 @@ class SavedBeforeExploit(Saved):
 
 
 class SavedMember(Saved):
-    """What the scheduler knows of one member; see :class:`driftproof.pbt.PopulationMember`."""
+    """The scheduler's record of one member; see :class:`driftproof.pbt.PopulationMember`."""
 
     id: Id
     hyperparams: Values
@@ -146,14 +146,14 @@ class SavedMember(Saved):
     @model_validator(mode="after")
     def _has_exploited(self) -> SavedMember:
         if self.before_exploit is not None and not self.lineage:
-            raise ValueError("an exploit can be undone, and the lineage knows of none")
+            raise ValueError("before_exploit is set, but the lineage has no exploit")
         if self.baseline is not None and self.baseline[1] is None:
             raise ValueError("the baseline has no performance")
         return self
 
 
 class SavedEvent(Saved):
-    """See :class:`driftproof.pbt.Event`."""
+    """An event; see :class:`driftproof.pbt.Event`."""
 
     kind: Literal["start", "exploit", "explore", "replace", "undo", "restart"]
     member: Id
@@ -177,7 +177,7 @@ class SavedEvents(Saved):
 
 
 class SavedObservation(Saved):
-    """See :class:`driftproof.pbt.pb2.Observation`."""
+    """An observation; see :class:`driftproof.pbt.explore.Observation`."""
 
     time: Annotated[float, Field(ge=0, le=MAX_COUNT)]
     hyperparams: Values
@@ -197,9 +197,9 @@ class SavedGeneratorNumbers(Saved):
 
     @model_validator(mode="after")
     def _fit(self) -> SavedGeneratorNumbers:
-        # Beyond what pydantic can compare to, and an even increment is no generator.
+        # Bounds that are too large for pydantic; and the increment of PCG64 is always odd.
         if max(self.state, self.inc) >= 2**128 or self.inc % 2 == 0:
-            raise ValueError("is no state of PCG64")
+            raise ValueError("is not a state of PCG64")
         return self
 
 
@@ -213,7 +213,7 @@ class SavedGenerator(Saved):
 
 
 class SavedScheduler(Saved):
-    """See :meth:`driftproof.pbt.PBTScheduler.state_dict`."""
+    """State of the scheduler; see :meth:`driftproof.pbt.PBTScheduler.state_dict`."""
 
     members: Annotated[list[SavedMember], Field(max_length=MAX_MEMBERS)]
     events: list[SavedEvent]
@@ -228,13 +228,13 @@ class SavedScheduler(Saved):
             if member.id != index:
                 raise ValueError(f"member {index} has the id {member.id}")
             if any(donor >= size for _, donor in member.lineage):
-                raise ValueError(f"member {index} has taken over from a member that there is not")
+                raise ValueError(f"the lineage of member {index} names a member that does not exist")
         if any(max(event.member, event.donor or 0) >= size for event in self.events):
-            raise ValueError("an event is of a member that there is not")
+            raise ValueError("an event names a member that does not exist")
         return self
 
     def all_hyperparams(self) -> Iterator[dict[str, Value]]:
-        """Wherever a member's are kept."""
+        """All hyper-parameters in the state: current, stored, before an exploit, and observed ones."""
         for member in self.members:
             yield member.hyperparams
             if member.checkpoint_hyperparams is not None:
@@ -262,7 +262,7 @@ class SavedPopulation(Saved):
         size = self.config.population_size
         for found in (len(self.members), len(self.scheduler.members)):
             if found != size:
-                raise ValueError(f"it has {found} members, and population_size is {size}")
+                raise ValueError(f"it has {found} members, but population_size is {size}")
         for index, place in enumerate(self.members):
             is_begun = place.updates > 0 and place.file is None and not place.is_anew
             if is_begun or place.updates > self.total_updates:
@@ -273,5 +273,5 @@ class SavedPopulation(Saved):
 
     @property
     def ranking(self) -> list[int]:
-        """Members that have been saved, the best at their last report first."""
+        """Ids of saved members by the performance of their last report, best first."""
         return best_first(self.members, self.config.metric_mode)

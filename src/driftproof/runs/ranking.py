@@ -1,4 +1,4 @@
-"""Which member is best, and how well an agent does."""
+"""Ranking of scores, and means over episodes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 
 def ranking(scores: Sequence[float | None] | npt.NDArray[np.float64], lower_is_better: bool = False) -> list[int]:
-    """Positions of scores, the best first; of equals, the first. ``None`` and NaN come last.
+    """Indices of scores, best first; ties in the order given. ``None`` and NaN come last.
 
     Args:
         scores: Performances of members.
-        lower_is_better: Whether the least is the best.
+        lower_is_better: Whether the lowest score is the best.
     """
     numbers = np.array([math.nan if score is None else score for score in scores], dtype=np.float64)
     costs = np.where(np.isnan(numbers), math.inf, numbers if lower_is_better else -numbers)
@@ -28,7 +28,7 @@ def episode_mean(episodes: Iterable[Mapping[str, Any]] | None, name: str = "r") 
 
     Args:
         episodes: An agent's ``ep_info_buffer``.
-        name: ``"r"``: of their returns; ``"l"``: of their lengths.
+        name: ``"r"`` for their returns, ``"l"`` for their lengths.
     """
     values = [episode[name] for episode in episodes or ()]
     return float(np.mean(values)) if values else None
