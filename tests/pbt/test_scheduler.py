@@ -241,7 +241,7 @@ def test_one_who_never_gave_parameters_is_no_donor():
     for member in range(2):
         scheduler.update_performance(member, member, 1)
     own = dict(scheduler.members[0].hyperparams)
-    with pytest.warns(UserWarning, match="give model_parameters"):
+    with pytest.warns(UserWarning, match="pass model_parameters"):
         assert scheduler.exploit_and_explore(0) == (None, own, None)
 
 

@@ -158,7 +158,7 @@ class TestDamage:
 
     def test_an_output_that_cannot_be(self, tmp_path):
         path = write_agent(tmp_path / "run", updates=2)
-        with pytest.raises(OSError, match="is there and is no regular file"):
+        with pytest.raises(OSError, match="exists and is not a regular file"):
             write_report([path], tmp_path)
 
 

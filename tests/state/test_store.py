@@ -91,7 +91,7 @@ def test_latest_follows_saves_and_not_steps(tmp_path):
     assert [step_of(path) for path in store.list()] == [15, 30]
     store.save({"step": 16}, 16)
     store.latest().write_bytes(b"damaged")
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="skipped a checkpoint"):
         assert step_of(store.latest()) == 15
 
 
@@ -107,9 +107,9 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path, damage):
         path.mkdir()
     else:
         path.write_bytes({"truncated": data[:50], "empty": b"", "flipped": data}[damage])
-    with pytest.warns(UserWarning, match="passed over a checkpoint: .*checkpoint_000000000002.zip"):
+    with pytest.warns(UserWarning, match="skipped a checkpoint: .*checkpoint_000000000002.zip"):
         assert step_of(store.latest()) == 1
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="skipped a checkpoint"):
         assert store.load_latest().tree == {"step": 1}
 
 
@@ -117,7 +117,7 @@ def test_a_torn_best_is_none(tmp_path):
     store = CheckpointStore(tmp_path)
     path = store.save({"step": 1}, 1, score=1.0)
     path.write_bytes(b"torn")
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="skipped a checkpoint"):
         assert store.best() is None
 
 

@@ -1,4 +1,4 @@
-"""Files that are there in whole or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 _HOST = re.sub("[^A-Za-z0-9-]", "-", platform.node())[:32] or "host"
 _TEMPORARY = re.compile(r"\..+\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d+)\.[0-9a-f]{8}\.tmp")
 _ABANDONED_AFTER = 24 * 3600.0
-"""Seconds after which a temporary file of another machine, whose processes are not seen here, counts as left behind."""
+"""Seconds after which a temporary file of another machine, whose processes are invisible here, counts as abandoned."""
 
 _ours: set[str] = set()
 _ours_lock = threading.Lock()
@@ -25,23 +25,23 @@ _ours_lock = threading.Lock()
 def write_atomically(
     path: str | os.PathLike[str], parts: Iterable[bytes | memoryview], *, follow_links: bool = True
 ) -> None:
-    """Write a file so that at any moment, and after any crash, there is the old one or the new one.
+    """Write a file so that at any moment, and after any crash, either the old or the new content is there.
 
-    The folder is made if there is none.
+    The folder is created if needed.
 
     Args:
-        path: Of the file.
-        parts: Its content.
-        follow_links: Replace a link's target, and not the link itself. In folders that come from others, a link may
-            lead to any file of whoever writes.
+        path: Path of the file.
+        parts: Content of the file, in pieces.
+        follow_links: Replace a link's target instead of the link itself. Use False in untrusted folders, where a link
+            may lead to any file of the user.
 
     Raises:
-        OSError: With the path in it; the old file is as it was, and nothing new is in the folder.
+        OSError: The file could not be written; the folder is unchanged. The error names the path.
     """
     target = Path(os.path.realpath(path) if follow_links else path)
     try:
         if target.exists() and not target.is_file() and not target.is_symlink():
-            raise OSError(errno.EEXIST, "is there and is no regular file")
+            raise OSError(errno.EEXIST, "exists and is not a regular file")
         target.parent.mkdir(parents=True, exist_ok=True)
         _write(target, parts)
     except OSError as error:
@@ -68,8 +68,8 @@ def _write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the renaming itself survive a power cut."""
-    if os.name == "nt":  # which has no handles of folders to sync
+    """Make the renaming survive a power cut."""
+    if os.name == "nt":  # Windows cannot sync folders.
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -95,7 +95,7 @@ def _is_abandoned(entry: os.DirEntry[str], host: str, pid: int) -> bool:
             return False
     if pid == os.getpid():
         with _ours_lock:
-            return entry.name not in _ours  # of another that had our id, if not of one of our threads
+            return entry.name not in _ours  # left by a former process with our id, if not by one of our threads
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -1,11 +1,10 @@
-"""A state tree taken apart into tensors by path and a JSON-able rest, and put together again.
+"""Splits a state tree into tensors by path and a JSON-compatible rest, and joins them again.
 
-In the rest, everything that JSON has stands for itself. What it does not have is an object with a key that starts with
-``$``: ``{"$tensor": path}``, ``{"$array": path}``, ``{"$scalar": path}``, ``{"$bytes": path}``, ``{"$tuple": [...]}``,
-``{"$int": "0x…"}``, ``{"$float": "nan"}``, and ``{"$dict": [[key, value], …]}`` for dicts whose keys are not all plain
-strings.
+In the rest, JSON's own types are stored directly. Others are objects with a key that starts with ``$``: ``{"$tensor":
+path}``, ``{"$array": path}``, ``{"$scalar": path}``, ``{"$bytes": path}``, ``{"$tuple": [...]}``, ``{"$int": "0x…"}``,
+``{"$float": "nan"}``, and ``{"$dict": [[key, value], …]}`` for dicts whose keys are not all plain strings.
 
-Paths are tuples of keys until someone reads them: long keys in a hostile file cost no time.
+Paths are tuples of keys, and rendered only when needed, so that long keys in a hostile file cost no time.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from torch.nn.parameter import is_lazy
 Path = tuple[Any, ...]
 
 MAX_DEPTH = 64
-"""Dicts, lists and tuples within each other; a tree that contains itself is deeper."""
+"""Limit of nesting, which a tree that contains itself exceeds."""
 MAX_REFERENCES = 50_000
-"""To tensors, in a file: each becomes an object of its own, many times as large as its text."""
+"""Limit of references to tensors in a file: each becomes an object that is much larger than its text."""
 
 ALLOWED = (
     "dicts with keys str, int, bool, float or None, lists, tuples, tensors, NumPy arrays and scalars of numbers, "
@@ -53,16 +52,15 @@ TENSOR_DTYPES = {
     torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
     torch.complex64: "C64",
 }
-"""What safetensors holds, with its names. complex128 is stored as pairs of float64."""
+"""dtypes of safetensors, with their names there. complex128 is stored as pairs of float64."""
 
 _ARRAY_DTYPES = {np.dtype(code) for code in "?bBhHiIlLqQefdFD"}  # in the machine's byte order
-# Beyond it, other readers of JSON round.
-_JSON_INTEGERS = 2**53
+_JSON_INTEGERS = 2**53  # other readers of JSON round larger ones
 _ESCAPED = re.compile("[%/\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def component(key: Any) -> str:
-    """A key as part of a path: no two keys of a dict have the same one, whatever their types."""
+    """A key as part of a path; unique within a dict, whatever the types of its keys."""
     return _text(key) if type(key) is str else repr(key)
 
 
@@ -73,7 +71,7 @@ def _text(key: str) -> str:
 
 
 def _needs_quote(key: str) -> bool:
-    """Whether it could be taken for a number, for None, for a quoted key, or for the metadata of safetensors."""
+    """Whether a key could be mistaken for a number, None, a quoted key, or the metadata of safetensors."""
     if key in ("", "None", "True", "False", "__metadata__") or key[0] == "'":
         return True
     try:
@@ -88,7 +86,7 @@ def render(path: Path) -> str:
 
 
 def place(path: Path) -> str:
-    """A path as it stands in messages."""
+    """A path as shown in messages."""
     return shortened(render(path), 200) if path else "the root of the tree"
 
 
@@ -102,16 +100,16 @@ def check_key(key: Any, path: Path) -> None:
     if key is not None and type(key) not in (str, int, bool, float):
         raise TypeError(f"{place(path)} has a key of type {_name(key)}; keys may be str, int, bool, float or None")
     if type(key) is float and math.isnan(key):
-        raise TypeError(f"{place(path)} has the key nan, which equals no key, itself included")
+        raise TypeError(f"{place(path)} has the key nan, which does not equal itself")
     if type(key) is int and not -(2**63) <= key < 2**63:
         raise TypeError(f"{place(path)} has an int key of more than 64 bits")
 
 
 def kind_of(value: Any, path: Path) -> str:
-    """What a value is in a tree: ``"dict"``, ``"list"``, ``"tuple"`` or the kind of a leaf.
+    """Kind of a value in a tree: ``"dict"``, ``"list"``, ``"tuple"`` or the kind of a leaf.
 
     Raises:
-        TypeError: It has no place in a tree.
+        TypeError: A tree cannot hold the value.
     """
     exact = _KINDS.get(type(value))
     if exact is not None:
@@ -150,7 +148,7 @@ def _name(value: Any) -> str:
 
 
 def memory_key(value: Tensor | np.ndarray[Any, Any]) -> tuple[Any, ...] | None:
-    """The same for two tensors, or two arrays, that are the same memory seen in the same way; None if there is none."""
+    """A key that is equal for tensors, or arrays, that are the same view of the same memory; None if empty."""
     if isinstance(value, Tensor):
         if value.numel() == 0:
             return None
@@ -162,15 +160,15 @@ def memory_key(value: Tensor | np.ndarray[Any, Any]) -> tuple[Any, ...] | None:
 
 
 def copy_to_tensor(value: np.ndarray[Any, Any] | np.generic) -> Tensor:
-    # By its code, as torch does not know those of NumPy's dtypes that are others by another name (longlong).
+    # View by code: torch does not know NumPy's alias dtypes such as longlong.
     return torch.from_numpy(np.array(value, order="C").view(value.dtype.str))
 
 
 def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
-    """The tensors of a tree by path, and the rest, in which they are references.
+    """The tensors of a tree by path, and the rest, with references to them.
 
-    Tensors stay where they are and share their memory with the tree; arrays are copied. Tensors that are the same
-    memory seen in the same way appear once.
+    Tensors stay on their devices and share their memory with the tree; arrays are copied. Tensors that are the same
+    view of the same memory appear once.
 
     Raises:
         TypeError: Something in the tree is neither a tensor nor a plain value.
@@ -182,10 +180,10 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
 
 
 def unflatten(tensors: Mapping[str, Tensor], plain: Any) -> Any:
-    """The tree that :func:`flatten` took apart. What was one tensor is one again.
+    """Inverse of :func:`flatten`. Tensors that shared memory share it again.
 
     Raises:
-        ValueError: The two do not belong together, or ``plain`` is not what :func:`flatten` makes.
+        ValueError: The two do not belong together, or ``plain`` is not an output of :func:`flatten`.
     """
     decoder = _Decoder(tensors)
     tree = decoder.decode(plain, (), 0)
@@ -277,7 +275,7 @@ class _Decoder:
         if kind is list:
             return [self.decode(item, (*path, i), depth + 1) for i, item in enumerate(plain)]
         if kind is not dict:
-            raise ValueError(f"{place(path)} is no plain value: {shortened(plain)}")
+            raise ValueError(f"{place(path)} is not a plain value: {shortened(plain)}")
         if not all(type(key) is str for key in plain):
             raise ValueError(f"{place(path)} has keys that are not strings")
         tags = [key for key in plain if key.startswith("$")]
@@ -296,12 +294,12 @@ class _Decoder:
 
     def _tuple(self, items: Any, path: Path, depth: int) -> tuple[Any, ...]:
         if type(items) is not list:
-            raise ValueError(f"{place(path)} is a tuple of no list: {shortened(items)}")
+            raise ValueError(f"{place(path)} is a tuple without a list of items: {shortened(items)}")
         return tuple(self.decode(items, path, depth))
 
     def _dict(self, pairs: Any, path: Path, depth: int) -> dict[Any, Any]:
         if type(pairs) is not list or not all(type(pair) is list and len(pair) == 2 for pair in pairs):
-            raise ValueError(f"{place(path)} is a dict of no pairs: {shortened(pairs)}")
+            raise ValueError(f"{place(path)} is a dict without a list of pairs: {shortened(pairs)}")
         result = {}
         for encoded, item in pairs:
             key = self.decode(encoded, path, depth + 1)
@@ -316,12 +314,12 @@ class _Decoder:
 
     def _int(self, text: Any, path: Path, depth: int) -> int:
         if type(text) is not str or not re.fullmatch("-?0x[0-9a-f]+", text):
-            raise ValueError(f"{place(path)} is no int: {shortened(text)}")
+            raise ValueError(f"{place(path)} is not an int: {shortened(text)}")
         return int(text, 16)
 
     def _float(self, text: Any, path: Path, depth: int) -> float:
         if text not in ("nan", "inf", "-inf"):
-            raise ValueError(f"{place(path)} is no float: {shortened(text)}")
+            raise ValueError(f"{place(path)} is not a float: {shortened(text)}")
         return float(text)
 
     def _referenced(self, tag: str, plain: dict[str, Any], path: Path) -> Any:
@@ -330,15 +328,15 @@ class _Decoder:
             raise ValueError(f"more than {MAX_REFERENCES:,} references to tensors")
         name, wide = plain[tag], plain.get("dtype") == "complex128"
         if type(name) is not str or len(plain) != 1 + wide:
-            raise ValueError(f"{place(path)} is no reference: {shortened(plain)}")
+            raise ValueError(f"{place(path)} is not a reference: {shortened(plain)}")
         if name not in self._tensors:
-            raise ValueError(f"{place(path)} refers to {shortened(name)}, and there is no such tensor")
+            raise ValueError(f"{place(path)} refers to {shortened(name)}, but there is no such tensor")
         self.used.add(name)
         if (tag, name, wide) not in self._built:
             tensor = self._tensors[name]
             if wide:
                 if tensor.dtype != torch.float64 or tensor.ndim == 0 or tensor.shape[-1] != 2:
-                    raise ValueError(f"{place(path)} is complex128, and {shortened(name)} has no pairs of float64")
+                    raise ValueError(f"{place(path)} is complex128, but {shortened(name)} has no pairs of float64")
                 tensor = torch.view_as_complex(tensor.contiguous())
             self._built[tag, name, wide] = _REFERENCES[tag](tensor, path)
         return self._built[tag, name, wide]
@@ -352,7 +350,7 @@ def _as_array(tensor: Tensor, path: Path) -> np.ndarray[Any, Any]:
     try:
         return tensor.cpu().numpy()
     except TypeError as error:
-        raise ValueError(f"{place(path)} is an array, and NumPy has no {tensor.dtype}") from error
+        raise ValueError(f"{place(path)} is an array, but NumPy has no {tensor.dtype}") from error
 
 
 def _as_scalar(tensor: Tensor, path: Path) -> Any:
@@ -376,7 +374,7 @@ _REFERENCES: dict[str, Callable[[Tensor, Path], Any]] = {
 
 
 def shortened(value: Any, length: int = 60) -> str:
-    """A value in few characters, without making a long text of a large one first."""
+    """A short representation of a value, without rendering a large one in full."""
     if isinstance(value, str):
         return repr(value if len(value) <= length else value[: length - 3] + "...")
     if isinstance(value, dict | list):

@@ -1,7 +1,7 @@
-"""The bytes around the two members of a checkpoint: a zip that any tool opens, of which only one form is valid.
+"""The zip container of a checkpoint's two members: any zip tool opens it, but only one byte layout is valid.
 
-A reader that accepts what zip allows has to decide which of several lengths, names and directories it believes. Here,
-sizes and checksums determine every other byte: the writer makes them, the reader makes them again and compares.
+Zip states lengths and names several times, and a general reader has to decide which ones to trust. Here, the members'
+sizes and checksums determine every other byte: the reader generates them again and compares.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ZIP64_LOCATOR = struct.Struct("<4sLQL")
 _END = struct.Struct("<4s4H2LH")
 
 _VERSION = 45
-_NO_TIME, _FIRST_DAY = 0, 0x21  # midnight of 1980-01-01, the first that zip knows
+_NO_TIME, _FIRST_DAY = 0, 0x21  # midnight of 1980-01-01, the earliest date of zip
 _IN_ZIP64 = 0xFFFFFFFF
 LOCAL_SIGNATURE = b"PK\x03\x04"
 
@@ -34,7 +34,7 @@ def header_size(name: str) -> int:
 
 
 def header(member: Member) -> bytes:
-    """What stands before a member."""
+    """The local file header of a member."""
     sizes = _ZIP64_SIZES.pack(1, 16, member.size, member.size)
     fields = (LOCAL_SIGNATURE, _VERSION, 0, 0, _NO_TIME, _FIRST_DAY, member.crc, _IN_ZIP64, _IN_ZIP64)
     return _LOCAL.pack(*fields, len(member.name), len(sizes)) + member.name.encode("ascii") + sizes
@@ -51,7 +51,7 @@ def parse_header(data: bytes, name: str) -> Member:
     fields = _LOCAL.unpack_from(data)
     found = data[_LOCAL.size : _LOCAL.size + fields[9]]
     if found != name.encode("ascii"):
-        raise ValueError(f"its member {found.decode('ascii', 'replace')!r} stands where {name} should")
+        raise ValueError(f"it has the member {found.decode('ascii', 'replace')!r} in place of {name}")
     if fields[3] != 0:
         raise ValueError(f"its member {name} is compressed")
     _, _, size, _ = _ZIP64_SIZES.unpack_from(data, _LOCAL.size + len(name))
@@ -62,7 +62,7 @@ def parse_header(data: bytes, name: str) -> Member:
 
 
 def directory(members: Sequence[Member]) -> bytes:
-    """What stands behind the last member."""
+    """The central directory, after the last member."""
     entries, offset = b"", 0
     for member in members:
         sizes = _ZIP64_SIZES.pack(1, 16, member.size, member.size)

@@ -1,4 +1,4 @@
-"""The one error of checkpoints and of the states in them."""
+"""The error of invalid checkpoints and states."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from driftproof._text import printable
 
 
 class CheckpointError(ValueError):
-    """A file is not a checkpoint, or a state does not fit. The message says what is wrong and what to do.
+    """A file is not a valid checkpoint, or a state does not fit. The message says what is wrong and what to do.
 
-    Much of a message may come from a file: it is shown without control characters, and in a few lines at most.
+    Text that comes from a file is shown without control characters and shortened to a few lines.
     """
 
     def __init__(self, message: object = "") -> None:

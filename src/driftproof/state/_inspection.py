@@ -1,4 +1,4 @@
-"""What a checkpoint file holds, for people to read."""
+"""A readable summary of a checkpoint file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from driftproof.state._reader import Reader, Source
 from driftproof.state.tree import Leaf, describe
 
 _WIDEST = 120
-"""Characters of a cell in a table."""
+"""Largest number of characters in a table's cell."""
 
 
 @dataclass(frozen=True)
 class Component:
-    """One entry at the top of a tree."""
+    """Summary of one top-level entry of a tree."""
 
     name: str
     tensors: int
@@ -27,7 +27,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a file holds, in words and numbers; ``str()`` of it is a table."""
+    """Summary of a checkpoint file; ``str()`` of it is a table."""
 
     source: str
     file_bytes: int
@@ -41,7 +41,7 @@ class Inspection:
     config: dict[str, Any]
     components: list[Component]
     leaves: list[Leaf]
-    """Empty if the tensors of a damaged file cannot be told apart."""
+    """All leaves of the tree; empty if the tensors of a damaged file cannot be read."""
 
     def __str__(self) -> str:
         return self.render()
@@ -56,7 +56,7 @@ class Inspection:
             f"  {'exact: training continues as if uninterrupted' if self.exact else 'not exact'}",
             f"  {versions}",
         ]
-        # Names in a file are a stranger's, and terminals obey some characters.
+        # Names in an untrusted file may contain control sequences of terminals.
         lines = [*map(printable, first), ""]
         rows = [(part.name, f"{part.tensors:,}", f"{part.values:,}", f"{part.bytes:,}") for part in self.components]
         total = [sum(getattr(part, of) for part in self.components) for of in ("tensors", "values", "bytes")]
@@ -69,10 +69,10 @@ class Inspection:
 
 
 def inspect(source: Source) -> Inspection:
-    """What a file holds and whether it is intact, without building anything of it.
+    """Summarise a checkpoint file and check whether it is intact, without building an agent.
 
     Raises:
-        CheckpointError: Not even its manifest can be read.
+        CheckpointError: The manifest cannot be read.
         FileNotFoundError: There is no such file.
     """
     with Reader(source) as reader:
@@ -121,7 +121,7 @@ def _components(leaves: list[Leaf]) -> list[Component]:
 
 
 def _rows(leaves: list[Leaf]) -> list[tuple[str, ...]]:
-    """A row per leaf, but one for many plain values at one place."""
+    """One row per leaf, but a single row for more than 16 plain values of one parent."""
     rows: list[tuple[str, ...]] = []
     places = itertools.groupby(leaves, key=lambda leaf: (leaf.path.rpartition("/")[0], leaf.dtype is None))
     for (parent, plain), group in places:
@@ -136,6 +136,6 @@ def _rows(leaves: list[Leaf]) -> list[tuple[str, ...]]:
 
 
 def _table(rows: list[tuple[str, ...]], texts: int) -> list[str]:
-    """Aligned lines: so many columns of text, then numbers."""
+    """Aligned lines: ``texts`` columns of text, then numbers."""
     shown = ([printable(cell, _WIDEST) for cell in row] for row in rows)
     return [f"  {line}".rstrip() for line in table(shown, numbers_from=texts).splitlines()]

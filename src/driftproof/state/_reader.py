@@ -1,4 +1,4 @@
-"""Reads checkpoint files from front to back, and believes nothing in them that is not checked."""
+"""Reads checkpoint files sequentially, and validates everything in them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ MAX_JSON_VALUES = 500_000
 """Limits of the manifest, and of the header of the tensors: parsed JSON takes many times the memory of its text."""
 
 MAX_DIMENSIONS = 64
-"""Of a tensor, which is what NumPy and torch have."""
+"""Largest number of dimensions of a tensor, as in NumPy and torch."""
 
 _DAMAGED = "take another copy of it, or an older checkpoint"
 _CONVERT = (
-    "make a checkpoint of it: driftproof convert {0} NEW.zip --env ID, or give it to an agent: "
+    "convert it to a checkpoint: driftproof convert {0} NEW.zip --env ID, or load it into an agent: "
     "driftproof.ppo.legacy.adopt(agent, {0!r})"
 )
 _CONVERT_SB3 = (
-    "make a checkpoint of it: driftproof convert {0} NEW.zip --env ID, or an agent: driftproof.ppo.from_sb3({0!r}, env)"
+    "convert it to a checkpoint: driftproof convert {0} NEW.zip --env ID, or to an agent: "
+    "driftproof.ppo.from_sb3({0!r}, env)"
 )
 
 Source = str | os.PathLike[str] | BinaryIO
@@ -66,7 +67,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
         CheckpointError: It cannot be opened.
         FileNotFoundError: There is no such file.
     """
-    # Without O_NONBLOCK, opening a pipe that nobody writes to waits for ever.
+    # Without O_NONBLOCK, opening a pipe without a writer blocks for ever.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         descriptor = os.open(path, flags)
@@ -76,16 +77,16 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
         raise CheckpointError(f"{path} cannot be opened ({error}); check the path and its permissions") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise CheckpointError(f"{path} is no regular file; give the path of a checkpoint")
+        raise CheckpointError(f"{path} is not a regular file; give the path of a checkpoint")
     return os.fdopen(descriptor, "rb")
 
 
 class Reader:
-    """One file: :meth:`manifest`, then :meth:`state`, then :meth:`tree`."""
+    """Reads one file: :meth:`manifest`, then :meth:`state`, then :meth:`tree`."""
 
     def __init__(self, source: Source) -> None:
         self.unchecked_state = b""
-        """The tensors as they stand there, checked or not."""
+        """The tensors' bytes, which may be damaged."""
         self._file: BinaryIO
         if isinstance(source, str | os.PathLike):
             self.name = os.fspath(source)
@@ -139,16 +140,16 @@ class Reader:
         self._refuse_foreign()
         member = self._header(MANIFEST)
         if member.size > MAX_JSON_BYTES:
-            self._fail(f"is damaged: {MANIFEST} has {member.size:,} bytes, more than in any checkpoint")
+            self._fail(f"is damaged: {MANIFEST} has {member.size:,} bytes, more than the limit of {MAX_JSON_BYTES:,}")
         text = self._take(member.size, MANIFEST)
         if zlib.crc32(text) != member.crc:
-            self._fail(f"is damaged: the checksum of {MANIFEST} does not hold")
+            self._fail(f"is damaged: the checksum of {MANIFEST} does not match")
         self._members.append(member)
         self._manifest = self._checked(self._json(text, MANIFEST))
         return self._manifest
 
     def _refuse_foreign(self) -> None:
-        """Say what a file is that is something else."""
+        """Raise an error that names the kind of a file that is not a checkpoint."""
         start = self._take(min(4096, self.size), "its start")
         self._file.seek(max(0, self.size - 65536))
         end = self._take(min(65536, self.size), "its end")
@@ -181,7 +182,7 @@ class Reader:
                 parse_int=_short_int,
             )
         except (ValueError, RecursionError) as error:
-            self._fail(f"is damaged: {what} is not the JSON it should be ({error})", cause=error)
+            self._fail(f"is damaged: {what} is not valid JSON ({error})", cause=error)
 
     def _checked(self, found: Any) -> Manifest:
         if not isinstance(found, dict) or found.get("format") != "driftproof":
@@ -198,7 +199,7 @@ class Reader:
         names = {"format", "format_version", "state", *kinds}
         if found.keys() != names:
             wrong = ", ".join(shortened(name) for name in sorted(found.keys() ^ names)[:5])
-            self._fail(f"is damaged: its manifest lacks, or should not have, {wrong}")
+            self._fail(f"is damaged: its manifest has missing or unknown keys: {wrong}")
         for name, kind in kinds.items():
             if type(found[name]) is not kind:
                 self._fail(f"is damaged: {name!r} in its manifest is of type {type(found[name]).__name__}")
@@ -208,9 +209,9 @@ class Reader:
             datetime.fromisoformat(found["created"])
             config = unflatten({}, found["config"])
         except (ValueError, RecursionError) as error:
-            self._fail(f"is damaged: its manifest is not what it should be ({error})", cause=error)
+            self._fail(f"is damaged: its manifest is invalid ({error})", cause=error)
         if type(config) is not dict:
-            self._fail("is damaged: 'config' in its manifest is no mapping")
+            self._fail("is damaged: 'config' in its manifest is not a mapping")
         size, digest = self._file_entry(found["files"])
         created, exact = found["created"], found["exact"]
         return Manifest(version, found["versions"], created, exact, config, size, digest, found["state"])
@@ -220,9 +221,9 @@ class Reader:
         if len(files) != 1 or type(entry) is not dict or entry.keys() != {"bytes", "sha256"}:
             self._fail(f"is damaged: 'files' in its manifest does not describe {STATE} alone")
         if type(entry["bytes"]) is not int or entry["bytes"] < 8:
-            self._fail(f"is damaged: {shortened(entry['bytes'])} is no size of {STATE}")
+            self._fail(f"is damaged: {shortened(entry['bytes'])} is not a size of {STATE}")
         if type(entry["sha256"]) is not str or not re.fullmatch("[0-9a-f]{64}", entry["sha256"]):
-            self._fail(f"is damaged: {shortened(entry['sha256'])} is no checksum of {STATE}")
+            self._fail(f"is damaged: {shortened(entry['sha256'])} is not a checksum of {STATE}")
         return entry["bytes"], entry["sha256"]
 
     def state(self) -> bytes:
@@ -237,9 +238,9 @@ class Reader:
             self._fail(f"is damaged: its manifest and its zip header do not agree on the size of {STATE}")
         self.unchecked_state = self._take(member.size, STATE)
         if hashlib.sha256(self.unchecked_state).hexdigest() != self._manifest.sha256:
-            self._fail(f"is damaged: the checksum of {STATE} does not hold")
+            self._fail(f"is damaged: the checksum of {STATE} does not match")
         if zlib.crc32(self.unchecked_state) != member.crc:
-            self._fail(f"is damaged: the zip checksum of {STATE} does not hold")
+            self._fail(f"is damaged: the zip checksum of {STATE} does not match")
         end = _container.directory([*self._members, member])
         if self._take(len(end), "the zip directory") != end:
             self._fail("is damaged: its zip directory does not describe its members")
@@ -248,7 +249,7 @@ class Reader:
         return self.unchecked_state
 
     def tree(self, state: bytes) -> Any:
-        """The tree of the manifest and these tensors.
+        """Build the tree from the manifest and these tensors.
 
         Raises:
             CheckpointError: They do not belong together.
@@ -258,7 +259,7 @@ class Reader:
         try:
             return unflatten(tensors, self._manifest.plain)
         except (ValueError, RecursionError) as error:
-            self._fail(f"is damaged: its tree cannot be put together ({error})", cause=error)
+            self._fail(f"is damaged: its tree cannot be built ({error})", cause=error)
 
     def _tensors(self, state: bytes) -> dict[str, Tensor]:
         length = int.from_bytes(state[:8], "little")
@@ -269,22 +270,22 @@ class Reader:
             self._fail(f"is damaged: {STATE} has tensors of more than {MAX_DIMENSIONS} dimensions, or none")
         try:
             return safetensors.torch.load(state)
-        except Exception as error:  # of many kinds, for dtypes, shapes and offsets that do not fit
+        except Exception as error:  # of many types, for invalid dtypes, shapes and offsets
             self._fail(f"is damaged: {STATE} cannot be read ({error})", cause=error)
 
 
 def excess(text: bytes) -> str | None:
-    """What is too much about a JSON text, in words."""
+    """Description of the limit that a JSON text exceeds, if any."""
     if len(text) > MAX_JSON_BYTES:
-        return f"{len(text):,} bytes of plain values, and the limit is {MAX_JSON_BYTES:,}"
+        return f"{len(text):,} bytes of plain values; the limit is {MAX_JSON_BYTES:,}"
     values = sum(text.count(mark) for mark in (b",", b"[", b"{"))
     if values > MAX_JSON_VALUES:
-        return f"about {values:,} plain values, and the limit is {MAX_JSON_VALUES:,}"
+        return f"about {values:,} plain values; the limit is {MAX_JSON_VALUES:,}"
     return None
 
 
 def _is_small(entry: Any) -> bool:
-    """Whether an entry of the header of the tensors has few dimensions; what else is wrong with it, others say."""
+    """Whether an entry of safetensors' header has few enough dimensions; safetensors checks everything else."""
     shape = entry.get("shape", []) if isinstance(entry, dict) else None
     return isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS
 

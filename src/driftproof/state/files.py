@@ -1,4 +1,4 @@
-"""Checkpoint files: one tree in one zip, tensors as safetensors and the rest as JSON. Reading one runs nothing."""
+"""Checkpoint files: a state tree in a zip, tensors as safetensors and the rest as JSON. Reading one runs no code."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file holds."""
+    """Content of a checkpoint file."""
 
     tree: Any
     config: dict[str, Any]
-    """What the writer gave."""
+    """Plain values that were passed to :func:`write`."""
     versions: dict[str, str]
-    """Of the libraries that wrote it."""
+    """Versions of the libraries that wrote the file."""
     exact: bool
     """Whether training can continue from it as if it had not been interrupted."""
     created: str
@@ -62,14 +62,14 @@ def write(target: Source, tree: Any, *, config: Mapping[str, Any] | None = None,
 
     Args:
         target: A path, which is replaced atomically, or a binary file to write to.
-        tree: Is not changed; tensors may be on any device.
-        config: Plain values to find in :attr:`Checkpoint.config`.
+        tree: The state tree; tensors may be on any device.
+        config: Plain values, returned in :attr:`Checkpoint.config`.
         exact: Whether training can continue from it as if it had not been interrupted.
 
     Raises:
-        TypeError: Something in ``tree`` or ``config`` has no place in a file.
+        TypeError: ``tree`` or ``config`` holds a type that files cannot store.
         ValueError: There are too many plain values.
-        OSError: The file cannot be written; an old one at that path is as it was.
+        OSError: The file cannot be written; an old one at that path stays unchanged.
     """
     parts = serialize(tree, config=config, exact=exact).parts()
     if isinstance(target, str | os.PathLike):
@@ -82,11 +82,11 @@ def write(target: Source, tree: Any, *, config: Mapping[str, Any] | None = None,
 
 @dataclass(frozen=True)
 class Serialized:
-    """A tree as it stands in a file, but for the checksums, which take longer than all the rest."""
+    """A serialized tree without checksums, which take longer than everything else."""
 
     manifest: dict[str, Any]
     header: bytes
-    """Of safetensors."""
+    """Header of safetensors."""
     data: list[memoryview]
 
     def parts(self) -> list[bytes | memoryview]:
@@ -109,19 +109,19 @@ class Serialized:
 def serialize(
     tree: Any, *, config: Mapping[str, Any] | None = None, exact: bool = False, copied: bool = False
 ) -> Serialized:
-    """What :func:`write` writes.
+    """Serialize a tree for :func:`write`.
 
     Args:
-        tree: Must not change until it is written, unless it is ``copied``.
+        tree: The state tree; must not change until it is written, unless ``copied``.
         config: As for :func:`write`.
         exact: As for :func:`write`.
-        copied: Take a copy of all tensors, in one piece.
+        copied: Copy all tensors, into one buffer.
     """
     check_flag("exact", exact)
     tensors, plain = flatten(tree)
     in_config, plain_config = flatten(dict(config or {}))
     if in_config:
-        raise TypeError(f"config may hold plain values only, and not those at {', '.join(sorted(in_config))}")
+        raise TypeError(f"config may hold plain values only; tensors or arrays at {', '.join(sorted(in_config))}")
     header, rows = _serialize_tensors(tensors)
     if copied and rows:
         rows = [torch.cat(rows)]
@@ -138,11 +138,11 @@ def serialize(
 
 
 def _serialize_tensors(tensors: dict[str, Tensor]) -> tuple[bytes, list[Tensor]]:
-    """The header of safetensors and the bytes behind it, not copied, which `safetensors.torch.save` does twice."""
+    """Header of safetensors and the tensors' bytes without copying, which `safetensors.torch.save` does twice."""
     if sys.byteorder != "little":
-        raise NotImplementedError("checkpoints are little-endian, and this machine is not")
+        raise NotImplementedError("checkpoints are little-endian, but this machine is big-endian")
     entries, rows, end = {}, [], 0
-    # Large items first, so that all are aligned.
+    # Large item sizes first, so that all tensors are aligned.
     for path, tensor in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
         if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
             tensor = tensor.cpu().resolve_conj().resolve_neg().contiguous()
@@ -152,7 +152,7 @@ def _serialize_tensors(tensors: dict[str, Tensor]) -> tuple[bytes, list[Tensor]]
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
-        # Not reshape, which keeps odd strides of dimensions of one, and then refuses another view.
+        # Not reshape, which keeps odd strides of dimensions of size one, for which view() fails.
         rows.append(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8))
     header = json.dumps(entries).encode("ascii")
     return header + b" " * (-len(header) % 8), rows
@@ -173,8 +173,8 @@ def read(source: Source, device: torch.device | str = "cpu") -> Checkpoint:
     """Read a file. All of it is checked before anything is returned.
 
     Args:
-        source: A path, or a binary file that is read from where it stands to its end.
-        device: Where the tensors go; arrays stay arrays.
+        source: A path, or a binary file that is read from its current position to its end.
+        device: Device of the tensors; NumPy arrays stay NumPy arrays.
 
     Raises:
         CheckpointError: It is not a checkpoint, is damaged, or is of a newer format.

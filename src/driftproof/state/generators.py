@@ -1,7 +1,7 @@
-"""States of random generators, checked to the field.
+"""Schemas of random generators' states.
 
-Some generators take whatever state they are given and later read beyond their memory, such as NumPy's Mersenne Twister
-with a position out of range; others draw NaN from then on.
+Some generators accept invalid states and later read out of bounds, such as NumPy's Mersenne Twister with a position out
+of range; others draw NaN from then on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from driftproof.state.schema import Rule, count, fail, number, numbers, one_of, 
 
 _UINT32, _UINT64, _UINT128 = (2**bits - 1 for bits in (32, 64, 128))
 _CPU_BYTES = 5056
-"""Of the state of torch's generator on a CPU."""
+"""Size of the state of torch's CPU generator."""
 
 _BUFFERED = {"has_uint32": count(0, 1), "uinteger": count(0, _UINT32)}
 _GAUSS = {"has_gauss": count(0, 1), "gauss": number()}
@@ -46,10 +46,10 @@ _FIELDS: dict[str, dict[str, Rule]] = {
 
 
 def numpy_generator(kind: str | None = None) -> Rule:
-    """The state of one of NumPy's bit generators.
+    """State of one of NumPy's bit generators.
 
     Args:
-        kind: Which one; ``None``: any of NumPy's own.
+        kind: Name of the bit generator; ``None``: any of NumPy's own.
     """
     if kind is not None and kind not in _FIELDS:
         return _named(kind)
@@ -59,7 +59,7 @@ def numpy_generator(kind: str | None = None) -> Rule:
             fail(path, value, "a dict")
         named: Any = value.get("bit_generator")
         one_of(*([kind] if kind else _FIELDS))(named, (*path, "bit_generator"))
-        # Only the Mersenne Twister's state comes with and without a cached Gaussian, of RandomState.
+        # The Mersenne Twister's state has a cached Gaussian if it is of a RandomState.
         cached = _GAUSS if "has_gauss" in value or "gauss" in value else {}
         table({"bit_generator": one_of(*_FIELDS), **_FIELDS[named], **cached})(value, path)
 
@@ -67,7 +67,7 @@ def numpy_generator(kind: str | None = None) -> Rule:
 
 
 def _named(kind: str) -> Rule:
-    """Of somebody's own bit generator only the name is known."""
+    """State of a custom bit generator, of which only the name can be checked."""
 
     def rule(value: Any, path: Path) -> None:
         if not isinstance(value, dict):
@@ -78,14 +78,14 @@ def _named(kind: str) -> Rule:
 
 
 def python_generator(value: Any, path: Path) -> None:
-    """``random.getstate()`` with its words as an array: a version, 624 words and a position, a cached Gaussian."""
+    """State of ``random.getstate()`` with its words as an array: version, 624 words and a position, cached Gaussian."""
     row(count(3, 3), numbers((625,), [np.uint32]), optional(number()))(value, path)
     if value[1][624] > 624:
         fail((*path, 1, 624), int(value[1][624]), "a position <= 624")
 
 
 def torch_generator(device: torch.device) -> Rule:
-    """The state of torch's generator of a device, which is tried on another one and must come back as it was."""
+    """State of torch's generator of a device; a new generator must accept it and return it unchanged."""
 
     def rule(value: Any, path: Path) -> None:
         numbers((None,), [torch.uint8], tensors_only=True)(value, path)
@@ -98,13 +98,13 @@ def torch_generator(device: torch.device) -> Rule:
         except RuntimeError as error:
             raise CheckpointError(f"Invalid {'/'.join(map(str, path))}: {error}") from error
         if not torch.equal(generator.get_state(), given) or not _caches_are_finite(given):
-            fail(path, value, "the state of a generator, and is none that one could be in")
+            fail(path, value, "a possible state of a generator")
 
     return rule
 
 
 def _caches_are_finite(state: Tensor) -> bool:
-    """Whether normal numbers that were drawn ahead are numbers, in the C struct of a CPU generator's state."""
+    """Whether the cached normal samples in the C struct of a CPU generator's state are finite."""
     if len(state) != _CPU_BYTES:
         return True
     doubles, single = state[5016:5040].clone().view(torch.float64), state[5048:5052].clone().view(torch.float32)
@@ -112,7 +112,7 @@ def _caches_are_finite(state: Tensor) -> bool:
 
 
 def check_generators_within(tree: Any, path: Path) -> None:
-    """Check every state of a NumPy generator that stands anywhere in a tree, such as in those of environments."""
+    """Check every state of a NumPy generator anywhere in a tree, such as those of environments."""
     if isinstance(tree, dict):
         if "bit_generator" in tree and isinstance(tree["bit_generator"], str) and tree["bit_generator"] in _FIELDS:
             numpy_generator()(tree, path)

@@ -1,4 +1,4 @@
-"""Reads checkpoints of earlier formats. No code in them is run.
+"""Reads checkpoints of earlier formats, without running code in them.
 
 - Population members, ``member_<i>_step_<n>.pt``: ``{"format_version": "v2_full_parameters", "data": ..., "step": ...,
   "performance": ...}``, or ``"v1_policy_only"`` with the policy's state dict as ``data``.
@@ -6,7 +6,7 @@
   "optimizer_state_dict": ..., "vgs_state_dict": ...}``, or the policy's state dict alone.
 - Zip files of Stable-Baselines3, with every ``*.pth`` in them.
 
-All of them are pickles, read with ``weights_only=True``: tensors, plain values and NumPy's numbers, and nothing else.
+All of them are pickles, read with ``weights_only=True``: only tensors, plain values and NumPy numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Format: TypeAlias = Literal["v2_full_parameters", "v1_policy_only", "parameters"
 """``parameters`` and ``state_dict`` are the first two without ``format_version``."""
 
 _STATE_DICTS = {"model_state_dict": "policy", "optimizer_state_dict": "policy.optimizer", "vgs_state_dict": "vgs_state"}
-"""Keys of checkpoints that were put together by hand, and what ``get_parameters()`` calls the same states."""
+"""Keys of hand-made checkpoints, and the names of the same states in ``get_parameters()``."""
 
 _AGENT = {
     "optimizer": "policy.optimizer",
@@ -40,43 +40,43 @@ _AGENT = {
     "return_scale": "return_scale_state",
     "normalizer": "normalizer_state",
 }
-"""What an agent has besides its policy, and what ``get_parameters()`` calls it."""
+"""Components of an agent besides its policy, and their names in ``get_parameters()``."""
 
 
 @dataclass(frozen=True)
 class LegacyCheckpoint:
-    """What a file of an earlier format holds."""
+    """Content of a file of an earlier format."""
 
     source: str
-    """The file."""
+    """Path of the file."""
     format: Format
     components: dict[str, dict[Any, Any]]
     """States by the names that ``get_parameters()`` uses; ``policy`` is always one of them."""
     empty: list[str]
-    """Components that the file says the agent did not have: ``None`` instead of a state."""
+    """Components that are ``None`` in the file, because the agent did not have them."""
     extras: dict[str, Any]
-    """Whatever else it holds, such as ``step`` and ``performance``."""
+    """Everything else in the file, such as ``step`` and ``performance``."""
     dropped: list[str]
-    """Places of values that have no place in a tree."""
+    """Paths of values that a state tree cannot hold."""
 
     @property
     def is_policy_only(self) -> bool:
-        """Whether nothing that belongs to the policy is there, neither optimizer nor statistics."""
+        """Whether the file has neither an optimizer nor statistics."""
         return not any(name in self.components for name in _AGENT.values())
 
     @property
     def missing(self) -> list[str]:
-        """What an agent has and this file says nothing of."""
+        """Components of an agent that are not in the file."""
         return [part for part, name in _AGENT.items() if name not in self.components and name not in self.empty]
 
 
 def read(source: str | os.PathLike[str], device: torch.device | str = "cpu") -> LegacyCheckpoint:
-    """Read a file of an earlier format. No code in it is run.
+    """Read a file of an earlier format, without running code in it.
 
-    Warns, with a ``FutureWarning``, if the file holds no more than a policy.
+    Warns with a ``FutureWarning`` if the file holds only a policy.
 
     Raises:
-        CheckpointError: It is none, or it holds something else than tensors and plain values.
+        CheckpointError: It is not such a file, or holds anything but tensors and plain values.
         FileNotFoundError: There is no such file.
     """
     name = os.fspath(source)
@@ -88,7 +88,7 @@ def read(source: str | os.PathLike[str], device: torch.device | str = "cpu") -> 
     version, parameters, extras = ("stable_baselines3", content, {}) if is_zip else _opened(content, name)
     states, empty, others = _sorted_out(parameters)
     if not states.get("policy"):
-        raise CheckpointError(f"{name} holds no policy that a file of an earlier format has; it has {_listed(content)}")
+        raise CheckpointError(f"{name} holds no policy as files of earlier formats do; it has {_listed(content)}")
     found = LegacyCheckpoint(name, version, states, empty, {**others, **extras}, cleaner.dropped)
     if found.is_policy_only:
         warnings.warn(
@@ -105,7 +105,7 @@ def match(
     """The tensors of ``state`` that ``wanted`` has too, by name and shape.
 
     Returns:
-        These tensors, then the names of those that nobody wants, that are missing, and that have another shape.
+        These tensors, then the names of unused tensors, of missing ones, and of those with another shape.
     """
     shared = state.keys() & wanted.keys()
     fitting = {
@@ -120,7 +120,7 @@ def match(
 
 
 class _Cleaner:
-    """Makes a tree of what was unpickled: dicts, lists, tuples and leaves of the kinds that trees have."""
+    """Converts unpickled content to a state tree, and drops values that a tree cannot hold."""
 
     def __init__(self, name: str, limit: int) -> None:
         self.dropped: list[str] = []
@@ -129,11 +129,11 @@ class _Cleaner:
         self._bytes_left = limit
 
     def clean(self, value: Any, path: Path) -> Any:
-        """``_DROPPED`` for what has no place."""
+        """The cleaned value, or ``_DROPPED``."""
         self._values += 1
-        # A pickle can say "the same list again" twice, forty times over.
+        # A small pickle can expand exponentially, by lists that contain the same list twice.
         if self._values > MAX_JSON_VALUES or len(path) > MAX_DEPTH:
-            raise CheckpointError(f"{self._name} holds more values, or deeper, than any agent")
+            raise CheckpointError(f"{self._name} has too many values, or is nested too deeply")
         if isinstance(value, torch.Size):
             return tuple(value)
         if isinstance(value, PickledArray):
@@ -154,10 +154,10 @@ class _Cleaner:
             kept = [item for item in kept if item is not _DROPPED]
             return kept if kind == "list" else tuple(kept)
         if kind in ("tensor", "array"):
-            # Nor need a tensor be as large in the file as it says.
+            # A tensor may state a larger size than it has in the file.
             self._bytes_left -= value.nbytes
             if self._bytes_left < 0:
-                raise CheckpointError(f"{self._name} holds tensors larger than itself")
+                raise CheckpointError(f"{self._name} holds tensors larger than the file")
         return value.detach() if kind == "tensor" else value
 
 
@@ -165,7 +165,7 @@ _DROPPED = object()
 
 
 def _opened(content: Any, name: str) -> tuple[Format, dict[Any, Any], dict[str, Any]]:
-    """The format, the states that are in its envelope, and what else is there."""
+    """The format, the states in its envelope, and all other entries."""
     if not isinstance(content, dict) or not content:
         raise CheckpointError(f"{name} holds no dict of an agent's states")
     if "format_version" not in content:

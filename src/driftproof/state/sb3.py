@@ -1,4 +1,4 @@
-"""The settings in files of Stable-Baselines3: plain values are read, pickles are left alone."""
+"""Settings in files of Stable-Baselines3: plain values are read, pickles are skipped."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _PICKLE = ":serialized:"
 
 
 def read_data(source: str | os.PathLike[str]) -> dict[str, Any]:
-    """What the member ``data`` of a zip file of Stable-Baselines3 or sb3-contrib says, by name.
+    """Settings of an agent by name, from the member ``data`` of a zip file of Stable-Baselines3 or sb3-contrib.
 
-    It is JSON. Values that JSON does not have are pickles there, in text form, beside a readable description of what
-    they hold. The description is returned, the pickle is dropped unread.
+    That member is JSON. Values that JSON cannot represent are pickles in text form, beside a readable description. The
+    description is returned; the pickle is not read.
 
     Returns:
-        The values; nothing if the file has no such member, as those that hold parameters only.
+        The values; empty if the file has no such member, because it holds parameters only.
 
     Raises:
-        CheckpointError: It is no such file, or damaged.
+        CheckpointError: It is not a file of Stable-Baselines3, or is damaged.
         FileNotFoundError: There is no such file.
     """
     name = os.fspath(source)
@@ -34,7 +34,7 @@ def read_data(source: str | os.PathLike[str]) -> dict[str, Any]:
                 return {}
             info = archive.getinfo(_MEMBER)
             if info.compress_type != zipfile.ZIP_STORED or info.file_size > MAX_JSON_BYTES:
-                raise CheckpointError(f"{name}: its member {_MEMBER!r} is compressed, or larger than any agent's")
+                raise CheckpointError(f"{name}: its member {_MEMBER!r} is compressed, or too large")
             text = archive.read(_MEMBER)
     except (CheckpointError, FileNotFoundError):
         raise
@@ -47,7 +47,7 @@ def read_data(source: str | os.PathLike[str]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{name} is damaged: its member {_MEMBER!r} is not JSON ({error})") from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{name} is damaged: its member {_MEMBER!r} holds no settings by name")
+        raise CheckpointError(f"{name} is damaged: its member {_MEMBER!r} is not a mapping of settings")
     return {key: _readable(value) for key, value in found.items()}
 
 

@@ -1,6 +1,6 @@
-"""What a component's state has to look like, and the check that it does, before anything changes.
+"""Validation of a component's state before it is loaded.
 
-A rule is a function of a value and its place in the tree that raises :class:`CheckpointError`. Rules are put together::
+A rule is a function of a value and its path in the tree that raises :class:`CheckpointError`. Rules are composed::
 
     rule = table({"mean": numbers((4,)), "count": number(at_least=0), "best": optional(number())})
     check("normalizer", state, rule)
@@ -22,7 +22,7 @@ from driftproof.state._errors import CheckpointError
 Rule: TypeAlias = Callable[[Any, Path], None]
 
 LARGEST_COUNT = 2**53
-"""Beyond it, floating-point numbers no longer count one by one."""
+"""Doubles count exactly up to here."""
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
 
@@ -30,21 +30,20 @@ def check(name: str, state: Any, rule: Rule) -> None:
     """Check the state of a component.
 
     Raises:
-        CheckpointError: It says where the state is wrong, and what should be there.
+        CheckpointError: The state is invalid; the message says where, and what is expected.
     """
     rule(state, (name,))
 
 
 def fail(path: Path, value: Any, expected: str) -> NoReturn:
-    """Raise the error of a value that is not what it must be."""
+    """Raise the error of an invalid value."""
     raise CheckpointError(f"Invalid {render(path)}: {shown(value)}; must be {expected}")
 
 
 def shown(value: Any) -> str:
-    """A value in a few characters."""
+    """A short description of a value."""
     if isinstance(value, Tensor | np.ndarray):
         kind = "a tensor" if isinstance(value, Tensor) else "an array"
-        # Two marks, as the shape itself may be long.
         return f"{kind} of shape {_shape(tuple(value.shape))} and {value.dtype}"
     if value is None or isinstance(value, bool | int | float | str | dict | list | np.number | np.bool_):
         return shortened(value)
@@ -63,7 +62,7 @@ def number(
     at_most: float = math.inf,
     finite: bool = True,
 ) -> Rule:
-    """A number that is not a bool, within bounds; NaN and infinities only if it need not be ``finite``."""
+    """A number that is not a bool, within bounds; NaN and infinities only with ``finite=False``."""
     signs = {">=": at_least, ">": above, "<=": at_most, "<": below}
     bounds = " and ".join(f"{sign} {bound:g}" for sign, bound in signs.items() if math.isfinite(bound))
     expected = f"a {'finite ' if finite else ''}number {bounds}".rstrip()
@@ -84,7 +83,7 @@ def number(
 
 
 def scalar(**bounds: float) -> Rule:
-    """A number that float32 holds, or a tensor or an array of one."""
+    """A number within float32's range, or a tensor or an array of one such number."""
     given = {"at_least": -_LARGEST_FLOAT32, "at_most": _LARGEST_FLOAT32, **bounds}
     inner = number(**given)  # type: ignore[arg-type]
 
@@ -136,7 +135,7 @@ def text(value: Any, path: Path) -> None:
 
 
 def anything(value: Any, path: Path) -> None:
-    """Whatever a tree may hold."""
+    """Any value that a tree may hold."""
 
 
 def one_of(*options: str) -> Rule:
@@ -150,7 +149,7 @@ def one_of(*options: str) -> Rule:
 
 
 def optional(inner: Rule) -> Rule:
-    """None, or what the rule says."""
+    """None, or a value that satisfies the rule."""
 
     def rule(value: Any, path: Path) -> None:
         if value is not None:
@@ -206,7 +205,7 @@ def _check_values(values: Tensor, path: Path, at_least: float | None, at_most: f
 
 
 def table(required: Mapping[Any, Rule], optional_keys: Mapping[Any, Rule] | None = None) -> Rule:
-    """A dict with these keys, of which some may be missing, and none else."""
+    """A dict with the required keys, possibly the optional ones, and no others."""
     rules = {**required, **(optional_keys or {})}
 
     def rule(value: Any, path: Path) -> None:
@@ -214,7 +213,7 @@ def table(required: Mapping[Any, Rule], optional_keys: Mapping[Any, Rule] | None
             fail(path, value, "a dict")
         for problem, keys in (
             ("lacks", required.keys() - value.keys()),
-            ("has no use for", value.keys() - rules.keys()),
+            ("has unknown", value.keys() - rules.keys()),
         ):
             if keys:
                 listed = ", ".join(sorted(shortened(key) for key in keys)[:5])
@@ -226,7 +225,7 @@ def table(required: Mapping[Any, Rule], optional_keys: Mapping[Any, Rule] | None
 
 
 def mapping(item: Rule, key: Rule = text) -> Rule:
-    """A dict of any keys that are right, with values that are."""
+    """A dict whose keys and values satisfy the rules."""
 
     def rule(value: Any, path: Path) -> None:
         if not isinstance(value, dict):
@@ -239,7 +238,7 @@ def mapping(item: Rule, key: Rule = text) -> Rule:
 
 
 def items(item: Rule, length: int | None = None) -> Rule:
-    """A list or tuple of values that are right."""
+    """A list or tuple whose values satisfy the rule."""
 
     def rule(value: Any, path: Path) -> None:
         if not isinstance(value, list | tuple):
@@ -265,7 +264,7 @@ def row(*entries: Rule) -> Rule:
 
 
 def like(example: Any) -> Rule:
-    """What an example is: the same keys, kinds, lengths, shapes and dtypes, with other finite numbers."""
+    """A value like the example: the same keys, types, lengths, shapes and dtypes, with other finite numbers."""
     if isinstance(example, dict):
         return table({key: like(item) for key, item in example.items()})
     if isinstance(example, list | tuple):

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: the newest ones, which is the latest and which the best; and writing in the background."""
+"""A folder with the newest, the latest and the best checkpoints; and writing in the background."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Pointer:
-    """What ``latest`` and ``best`` hold."""
+    """Content of the files ``latest`` and ``best``."""
 
     file: str
     step: int
@@ -47,10 +47,10 @@ class CheckpointStore:
     processes, may use a folder.
 
     Args:
-        folder: Is made at the first save.
-        keep_last: How many checkpoints to keep, those written last; None for all. Those that ``latest`` and ``best``
-            name are kept besides.
-        mode: Whether the best score is the largest or the smallest.
+        folder: The folder, created by the first save.
+        keep_last: How many of the last written checkpoints to keep; None for all. Those that ``latest`` and ``best``
+            name are always kept.
+        mode: Whether the best score is the highest or the lowest.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class CheckpointStore:
         exact: bool = True,
         score: float | None = None,
     ) -> Path:
-        """Write a checkpoint, let ``latest`` name it, and ``best`` if its score is, then remove old ones.
+        """Write a checkpoint, update ``latest`` and (if its score is the best) ``best``, then remove old checkpoints.
 
-        A checkpoint of the same step is replaced. A score of nan is no score.
+        A checkpoint of the same step is replaced. A score of NaN counts as none.
 
         Returns:
             The path of the checkpoint.
@@ -82,7 +82,7 @@ class CheckpointStore:
         return self.save_serialized(serialize(tree, config=config, exact=exact), step, score=score)
 
     def save_serialized(self, serialized: Serialized, step: int, *, score: float | None = None) -> Path:
-        """:meth:`save` of what :func:`driftproof.state.files.serialize` made of a tree."""
+        """:meth:`save` for a tree that :func:`driftproof.state.files.serialize` has serialized."""
         check_count("step", step)
         path = self.folder / f"checkpoint_{step:012d}.zip"
         write_atomically(path, serialized.parts(), follow_links=False)
@@ -92,32 +92,32 @@ class CheckpointStore:
         return path
 
     def list(self) -> list[Path]:
-        """The checkpoints in the folder, whole or not, by step."""
+        """Paths of the checkpoints in the folder, intact or not, by step."""
         return [self.folder / name for name in _names_by_step(self.folder)]
 
     def _by_age(self) -> Sequence[Path]:
-        """The checkpoints in the order in which they were written: a run may go back to an earlier step."""
+        """Paths of the checkpoints by time of writing: a run may go back to an earlier step."""
         ages = {}
         for path in self.list():
-            with contextlib.suppress(FileNotFoundError):  # removed by another store since we looked
+            with contextlib.suppress(FileNotFoundError):  # removed by another store meanwhile
                 ages[path] = path.stat().st_mtime_ns
         return sorted(ages, key=ages.__getitem__)
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that can be loaded, None if there is none.
+        """Path of the newest checkpoint that can be loaded, None if there is none.
 
-        That is the one which ``latest`` names, else the one written last. A warning tells of each that is damaged.
+        That is the one that ``latest`` names, else the one written last. Warns about each damaged one.
         """
         found = self._newest("cpu")
         return None if found is None else found[0]
 
     def load_latest(self, device: torch.device | str = "cpu") -> Checkpoint | None:
-        """What :meth:`latest` holds."""
+        """Read the checkpoint of :meth:`latest`."""
         found = self._newest(device)
         return None if found is None else found[1]
 
     def best(self) -> Path | None:
-        """The checkpoint with the best score, None if none has one or it cannot be loaded, of which a warning tells."""
+        """Path of the checkpoint with the best score; None if there is none, or (with a warning) if it is damaged."""
         pointer = self._pointer("best")
         if pointer is None:
             return None
@@ -143,14 +143,14 @@ class CheckpointStore:
     def _read(self, path: Path, device: torch.device | str) -> Checkpoint | None:
         try:
             return read(path, device)
-        except FileNotFoundError:  # removed by another store since we looked
+        except FileNotFoundError:  # removed by another store meanwhile
             return None
         except CheckpointError as error:
-            warnings.warn(f"passed over a checkpoint: {error}", stacklevel=4)
+            warnings.warn(f"skipped a checkpoint: {error}", stacklevel=4)
             return None
 
     def _pointer(self, name: str) -> _Pointer | None:
-        """What a pointer names, if it is a pointer and that file is there."""
+        """Read ``latest`` or ``best``; None if it is invalid, or its checkpoint is missing."""
         try:
             # A score may be infinite.
             content = parse_json(read_bytes(self.folder / name, _MAX_POINTER_BYTES), allow_nan=True)
@@ -159,7 +159,7 @@ class CheckpointStore:
         if not isinstance(content, dict) or content.keys() != {"file", "step", "score"}:
             return None
         file_name, step, score = content["file"], content["step"], content["score"]
-        # A name of ours and nothing else: never a path out of the folder.
+        # Only a checkpoint's name, never a path out of the folder.
         if not isinstance(file_name, str) or not _NAME.fullmatch(file_name) or not (self.folder / file_name).is_file():
             return None
         is_score = score is None or (type(score) is float and not math.isnan(score))
@@ -174,7 +174,7 @@ class CheckpointStore:
         best = self._pointer("best")
         replaced = best is not None and best.file == file
         if score is None:
-            if replaced:  # the checkpoint that had the score is gone
+            if replaced:  # the checkpoint with the best score was overwritten
                 (self.folder / "best").unlink(missing_ok=True)
             return
         if best is None or best.score is None or replaced or self._is_better(score, best.score):
@@ -204,15 +204,15 @@ def _names_by_step(folder: Path) -> list[str]:
 
 
 class AsyncWriter:
-    """Saves to a store in the background, one at a time, in the order of the calls.
+    """Saves to a store in a background thread, one tree at a time, in the order of calls.
 
-    :meth:`save` copies the tree and returns. While one tree is written another may wait; a third takes its place, so
-    that a slow disk makes checkpoints rarer and not training slower. What waits when the interpreter exits is written
-    first.
+    :meth:`save` copies the tree and returns. While one tree is written, one more may wait, and a newer tree replaces
+    it: a slow disk makes checkpoints rarer instead of slowing down training. A waiting tree is still written when the
+    interpreter exits.
 
     Args:
-        store: Where to.
-        keep_all: Let all trees wait, whatever memory that takes, instead of the newest.
+        store: The store to save to.
+        keep_all: Keep all waiting trees instead of the newest, whatever memory that takes.
     """
 
     def __init__(self, store: CheckpointStore, keep_all: bool = False) -> None:
@@ -233,16 +233,16 @@ class AsyncWriter:
         exact: bool = True,
         score: float | None = None,
     ) -> None:
-        """Have a copy of the tree as it is now written by :meth:`CheckpointStore.save`.
+        """Copy the tree, and save it with :meth:`CheckpointStore.save` in the background.
 
         Raises:
-            RuntimeError: An earlier write failed, which is the cause; this tree is not accepted. The next call is.
+            RuntimeError: An earlier write failed (see its cause). This tree is not saved; the next call will be.
         """
         self._raise_failure()
         if self._closed:
             raise RuntimeError("this writer is closed")
         check_count("step", step)
-        # What needs the interpreter is done here, for the thread would take it from training again and again.
+        # Serialize here: in the thread it would compete with training for the interpreter lock.
         serialized = serialize(tree, config=config, exact=exact, copied=True)
 
         def job() -> Path:
@@ -250,28 +250,28 @@ class AsyncWriter:
 
         with self._changed:
             if self._thread is None:
-                # Ends when nothing waits. The interpreter's exit waits for it, as it is no daemon.
+                # Ends when nothing waits. Not a daemon, so that the interpreter's exit waits for it.
                 thread = threading.Thread(target=self._work, name="checkpoint writer", daemon=False)
                 thread.start()
                 self._thread = thread
-            # At once, so that an interrupt finds the old one waiting or the new one.
+            # One assignment, so that an interrupt leaves either the old or the new one waiting.
             self._waiting = deque([*(self._waiting if self.keep_all else ()), (step, job)])
 
     def wait(self) -> None:
-        """Return when everything accepted is on disk.
+        """Block until all accepted trees are on disk.
 
         Raises:
-            RuntimeError: A write failed, which is the cause.
+            RuntimeError: A write failed (see its cause).
         """
         with self._changed:
             self._changed.wait_for(lambda: self._thread is None)
         self._raise_failure()
 
     def close(self) -> None:
-        """Wait, and accept nothing more.
+        """Wait for pending writes, and accept no more.
 
         Raises:
-            RuntimeError: A write failed, which is the cause.
+            RuntimeError: A write failed (see its cause).
         """
         self._closed = True
         self.wait()
@@ -295,11 +295,11 @@ class AsyncWriter:
             try:
                 job()
             except BaseException as error:
-                # At once too: the process may end without asking.
+                # Logged now, because the process may end before save() or wait() raises it.
                 _log.exception("writing the checkpoint of step %d failed", step)
                 with self._changed:
                     self._failure = self._failure or (step, error)
-            del job  # and the tree with it, while the next is waited for
+            del job  # frees the tree while waiting for the next
 
     def _raise_failure(self) -> None:
         with self._changed:

@@ -1,4 +1,4 @@
-"""The state tree: nested dicts, lists and tuples of tensors, arrays and plain values, and what is done with them."""
+"""The state tree: nested dicts, lists and tuples of tensors, arrays and plain values, and operations on it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Stateful(Protocol):
-    """Has a state of tensors and plain values."""
+    """An object whose state consists of tensors and plain values."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -49,17 +49,17 @@ class Stateful(Protocol):
 
 
 def copy_tree(tree: Any) -> Any:
-    """A copy that shares no memory with the tree. Tensors stay on their devices; those that were one stay one."""
+    """A deep copy. Tensors stay on their devices; tensors that shared memory share it in the copy."""
     return _map(tree, lambda tensor: tensor.detach().clone(), lambda array: array.copy())
 
 
 def to_device(tree: Any, device: torch.device | str) -> Any:
-    """The tree with its tensors on ``device``; tensors that are there already, and arrays, are not copied."""
+    """The tree with its tensors on ``device``; arrays, and tensors already on it, are not copied."""
     return _map(tree, lambda tensor: tensor.to(device), lambda array: array)
 
 
 def _map(tree: Any, on_tensor: Callable[[Tensor], Tensor], on_array: Callable[[Any], Any]) -> Any:
-    """The tree with new containers and mapped leaves; the same memory is mapped once."""
+    """The tree with new containers and mapped leaves; tensors that share memory are mapped once."""
     mapped: dict[tuple[Any, ...], Any] = {}
 
     def visit(value: Any, path: Path, depth: int) -> Any:
@@ -86,12 +86,12 @@ def _map(tree: Any, on_tensor: Callable[[Tensor], Tensor], on_array: Callable[[A
 
 
 def select(tree: Mapping[Any, Any], names: Iterable[str]) -> dict[Any, Any]:
-    """The parts of a tree with these names, at their places.
+    """A tree with only the named parts, at their places.
 
     Args:
-        tree: Its leaves are not copied.
+        tree: The state tree; leaves are not copied.
         names: Keys, or paths of keys through dicts with ``/`` or ``.`` between them: ``"rollout/state"``. A name that
-            is a key as it stands (``"policy.optimizer"``) is that key.
+            is itself a key (``"policy.optimizer"``) means that key.
 
     Raises:
         KeyError: There is no such part; the message lists similar names.
@@ -108,7 +108,7 @@ def select(tree: Mapping[Any, Any], names: Iterable[str]) -> dict[Any, Any]:
 
 
 def without(tree: Mapping[Any, Any], names: Iterable[str]) -> dict[Any, Any]:
-    """The tree but for the parts with these names, which are as in :func:`select`.
+    """The tree without the named parts; names are as in :func:`select`.
 
     Raises:
         KeyError: There is no such part; the message lists similar names.
@@ -152,7 +152,7 @@ def _matches(tree: Any, name: str) -> list[Any] | None:
 
 
 def _places(tree: Any, path: Path) -> Iterator[str]:
-    """Every name that :func:`_find` knows, but for those deep inside."""
+    """Names of parts, down to the third level."""
     if path:
         yield render(path)
     if isinstance(tree, dict) and len(path) < 3:
@@ -161,7 +161,7 @@ def _places(tree: Any, path: Path) -> Iterator[str]:
 
 
 def merge(base: Mapping[Any, Any], over: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A new tree with all of both; where both have a value, that of ``over``. Leaves are not copied."""
+    """A new tree with the parts of both; values of ``over`` win. Leaves are not copied."""
     merged = dict(base)
     for key, value in over.items():
         mine = merged.get(key)
@@ -174,20 +174,20 @@ def merge(base: Mapping[Any, Any], over: Mapping[Any, Any]) -> dict[Any, Any]:
 
 @dataclass(frozen=True)
 class Difference:
-    """One place in which two trees differ."""
+    """One difference between two trees."""
 
     path: str
     kind: Literal["missing", "type", "shape", "dtype", "value"]
     detail: str
     max_abs: float | None = None
-    """Largest absolute difference of numbers; nan where a number stands against nan."""
+    """Largest absolute difference of numbers; NaN if one of the two is NaN."""
 
     def __str__(self) -> str:
         return f"{self.path or 'the root of the tree'}: {self.detail}"
 
 
 def compare(a: Any, b: Any) -> list[Difference]:
-    """Where two trees differ; nothing if they are equal bit for bit.
+    """Differences between two trees; empty if they are equal bit for bit.
 
     NaN equals NaN, 0.0 does not equal -0.0, the order of keys and the devices of tensors do not count.
     """
@@ -218,7 +218,7 @@ def _differences(a: Any, b: Any, path: Path, depth: int) -> Iterator[Difference]
 
 
 def _differences_of_dicts(a: dict[Any, Any], b: dict[Any, Any], path: Path, depth: int) -> Iterator[Difference]:
-    # By component: True and 1 are the same key to a dict, and not to a file.
+    # By component: True and 1 are the same key in a dict, but not in a file.
     left, right = ({component(key): (key, item) for key, item in tree.items()} for tree in (a, b))
     for part, (key, item) in {**right, **left}.items():
         inner = (*path, key)
@@ -250,7 +250,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _elements(value: Any) -> Tensor:
-    """The numbers in one row, on the CPU, complex ones as two."""
+    """The numbers as a vector on the CPU, complex ones as two each."""
     tensor = value.detach().cpu() if isinstance(value, Tensor) else copy_to_tensor(value)
     tensor = tensor.resolve_conj().resolve_neg().reshape(-1)
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
@@ -280,9 +280,9 @@ class Leaf:
     dtype: str | None
     shape: tuple[int, ...] | None
     bytes: int
-    """Of memory that no earlier leaf has."""
+    """Size in bytes; 0 if an earlier leaf shares the memory."""
     same_as: str | None = None
-    """Path of the earlier leaf that is the same memory."""
+    """Path of the earlier leaf with the same memory."""
 
 
 def describe(tree: Any) -> list[Leaf]:
