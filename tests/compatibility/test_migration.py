@@ -126,7 +126,7 @@ CHANGES = [
     (
         "model: {params: {learning_rate: 0.1}, optimizer_kwargs: {lr: 0.2}}",
         {"ppo": {"learning_rate": 0.2}},
-        "learning_rate: 0.1 is left out: the optimizer's lr counts",
+        "learning_rate: 0.1 is left out: the optimizer's lr took precedence",
     ),
     (
         "model: {optimizer_kwargs: {lr: 0.2}, params: {learning_rate: 0.1}}",

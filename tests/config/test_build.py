@@ -232,7 +232,7 @@ def test_worlds_drift_alike():
         ("ppo: {ent_coef: 0.1, ent_coef_min: 0.2}", "ent_coef 0.1 is below ent_coef_min 0.2"),
         pytest.param(
             "run: {device: cuda}",
-            "run.device: there is no GPU for 'cuda' here",
+            "run.device: CUDA is not available for 'cuda'",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
         ("adversarial: {enabled: true, attack_policy: false, attack_value: false}", "adversarial: attack_policy=False"),
@@ -248,10 +248,13 @@ def test_what_cannot_be_built_is_refused(text, problem):
     [
         ("Unlicensed", r"cannot be made: RuntimeError in .*broken_worlds.py:\d+: no licence found"),
         ("Spaceless", "cannot be made: AttributeError in .*must specify an action space"),
-        ("NoReset", r"breaks when it is tried: ZeroDivisionError in .*broken_worlds.py:\d+: there is no floor"),
-        ("NoStep", r"breaks when it is tried: KeyError in .*broken_worlds.py:\d+: 'sensor'"),
-        ("OtherShape", r"breaks when it is tried: ValueError in .*shape \(3,\) into shape \(4,\)"),
-        ("Texts", "breaks when it is tried: TypeError"),
+        (
+            "NoReset",
+            r"fails at reset or its first step: ZeroDivisionError in .*broken_worlds.py:\d+: there is no floor",
+        ),
+        ("NoStep", r"fails at reset or its first step: KeyError in .*broken_worlds.py:\d+: 'sensor'"),
+        ("OtherShape", r"fails at reset or its first step: ValueError in .*shape \(3,\) into shape \(4,\)"),
+        ("Texts", "fails at reset or its first step: TypeError"),
     ],
 )
 def test_environments_with_mistakes_are_told_before_training(name, problem):

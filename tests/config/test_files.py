@@ -83,7 +83,7 @@ def test_unknown_keys_are_refused_with_what_was_meant(text, problem):
         ("run: {device: cupa}", "my.yaml:1: run.device: must be auto, cpu, cuda"),
         ("- 1", "my.yaml: must hold settings by name"),
         ("ppo: [1", "my.yaml:1: is not YAML: expected ',' or ']'"),
-        ("ppo:\n  gamma: 1\n  gamma: 1", "my.yaml:3: ppo.gamma is in line 2 already"),
+        ("ppo:\n  gamma: 1\n  gamma: 1", "my.yaml:3: ppo.gamma is already set in line 2"),
         ("env: {drift: [{kind: tilt}]}", "my.yaml:1: env.drift: Unknown change 'tilt'"),
         ("env: {drift: [{kind: reward_scale}]}", "my.yaml:1: env.drift: "),
         ("env: {kwargs: {size: .inf}}", "my.yaml:1: env.kwargs.size: "),
@@ -146,7 +146,7 @@ def test_wrong_values_are_refused_with_their_place(text, problem):
             "optimizer_kwargs: {adaptive_noise: true, noise_reference: gradient, noise_beta: 0.9}",
             "optimizer.kwargs.noise_beta: 0.9 would have no",
         ),
-        ("adversarial: {enabled: true, adversarial_ratio: 0}", "adversarial.adversarial_ratio: 0 attacks nothing"),
+        ("adversarial: {enabled: true, adversarial_ratio: 0}", "adversarial.adversarial_ratio: 0 switches attacks off"),
         (
             "optimizer_kwargs: {sigma: 0, adaptive_noise: true}",
             "optimizer.kwargs.adaptive_noise: True would have no effect: it needs sigma above 0",
@@ -258,7 +258,7 @@ def test_every_flat_name_leads_to_its_place(name):
 
 def test_a_setting_with_two_values_is_refused():
     (found,) = problems("vgs_beta: 0.9\nvgs:\n  beta: 0.8")
-    assert found == "my.yaml:3: vgs_beta is 0.9 and vgs.beta is 0.8, and both are the same setting: remove one"
+    assert found == "my.yaml:3: vgs_beta is 0.9 and vgs.beta is 0.8, but both are the same setting: remove one"
     (found,) = problems("learning_rate: 1e-3\noptimizer_kwargs: {lr: 1e-4}")
     assert "learning_rate is 0.001 and optimizer_kwargs.lr is 0.0001" in found
     assert loads("vgs_beta: 0.9\nvgs: {beta: 0.9}").vgs.beta == 0.9
@@ -296,9 +296,12 @@ def test_the_command_line_goes_before_the_file_and_that_before_defaults():
         ("gamma", "--set gamma: must be name=value"),
         ("=3", "--set =3: must be name=value"),
         ("gamma=[1", "--set gamma=[1: is not YAML"),
-        ("env.drift.0.kind=x", "--set env.drift.0.kind=x: env.drift is an empty list: set all of it, env.drift=[...]"),
+        (
+            "env.drift.0.kind=x",
+            "--set env.drift.0.kind=x: env.drift is an empty list: set the whole list",
+        ),
         ("ppo.n_steps.x=3", "--set ppo.n_steps.x=3: ppo.n_steps: should be a valid integer, not {'x': 3}"),
-        ("pbt.hyperparams.9.name=x", "--set pbt.hyperparams.9.name=x: pbt.hyperparams is a list of 2: use a number"),
+        ("pbt.hyperparams.9.name=x", "--set pbt.hyperparams.9.name=x: pbt.hyperparams is a list of 2: use an index"),
     ],
 )
 def test_overrides_that_are_wrong_are_named(override, problem):

@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from driftproof.cli.errors import CommandError
 from driftproof.cli.interrupts import interrupts
-from driftproof.config.names import told
+from driftproof.config.names import describe_error
 
 
 class Played(VecEnvWrapper):
@@ -44,4 +44,4 @@ class Played(VecEnvWrapper):
 
     def _broken(self, error: Exception) -> CommandError:
         self._is_broken = True
-        return CommandError(f"{self._env_id} broke in evaluation: {told(error)}; fix it, then evaluate again")
+        return CommandError(f"{self._env_id} broke in evaluation: {describe_error(error)}; fix it, then evaluate again")

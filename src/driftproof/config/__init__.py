@@ -1,4 +1,4 @@
-"""Configurations: checked before hours of training are spent, and everything that they make."""
+"""Configurations: reading, validation, and building environments, agents and populations from them."""
 
 from driftproof.config.build import AgentMaker, build_agent, build_env, build_population, check, try_env
 from driftproof.config.files import ConfigError, dumps, load, loads, read_text

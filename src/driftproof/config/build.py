@@ -1,4 +1,4 @@
-"""What a configuration makes: environments, agents, populations. torch is imported when something is made."""
+"""Builds environments, agents and populations from a configuration. torch is only imported when needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from driftproof._process_signals import follow_parent, left_to_this_process
 from driftproof._trust import OWN, Trust
 from driftproof.config.files import ConfigError
 from driftproof.config.model import Config
-from driftproof.config.names import check_address, check_names, chosen, features_extractor, make_env, told
+from driftproof.config.names import check_address, check_names, chosen, describe_error, features_extractor, make_env
 from driftproof.config.resuming import check_is_of
 from driftproof.config.sections import EnvSection
 from driftproof.settings.adversarial import PerturbationConfig
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from driftproof.ppo import DistributionalPPO
 
 _SEEDS_APART = 10_000
-"""From one member's seed to the next; every environment of a member has one in between."""
+"""Difference between the seeds of consecutive members; the environments of a member use the seeds in between."""
 ACTIVATIONS = {
     "tanh": "Tanh",
     "relu": "ReLU",
@@ -44,13 +44,13 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class EnvMaker:
-    """Makes one environment, also in another process.
+    """Creates one environment; can be pickled for another process.
 
     Args:
-        section: What it is like.
-        drift_seed: Of what is random about its drift.
-        is_evaluation: Whether to evaluate in it.
-        trust: Says which modules may be imported to make it.
+        section: Settings of the environment.
+        drift_seed: Seed of its drift.
+        is_evaluation: Whether it is for evaluation.
+        trust: Modules that may be imported.
     """
 
     section: EnvSection
@@ -76,7 +76,7 @@ class EnvMaker:
 
 @dataclass(frozen=True)
 class AgentMaker:
-    """Makes members of a population, also in other processes."""
+    """Creates members of a population; can be pickled for other processes."""
 
     config: Config
 
@@ -85,19 +85,19 @@ class AgentMaker:
 
 
 def seed_of(config: Config, member: int = 0) -> int:
-    """A member's seed; the first one's is the run's."""
+    """Seed of a member; member 0 has the run's."""
     return int(config.run.seed) + _SEEDS_APART * member
 
 
 def build_env(
     config: Config, seed: int | None = None, *, n_envs: int | None = None, is_evaluation: bool = False
 ) -> VecEnv:
-    """The environments, without statistics of observations, which are the agent's.
+    """Build the vectorised environments, without observation normalisation.
 
     Args:
-        config: Says which.
-        seed: Of the first one's random numbers; ``None``: not seeded.
-        n_envs: How many; ``None``: as configured.
+        config: The configuration.
+        seed: Seed of the first environment; ``None``: not seeded.
+        n_envs: Number of environments; ``None``: as configured.
         is_evaluation: Whether they are for evaluation.
     """
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
@@ -106,7 +106,7 @@ def build_env(
     makers: list[Callable[[], gymnasium.Env[Any, Any]]] = [maker] * (section.n_envs if n_envs is None else n_envs)
     envs: VecEnv
     if section.vectorization == "processes":
-        maker().close()  # An error in another process would only be its end.
+        maker().close()  # To get its error here: from another process only EOFError would arrive.
         with left_to_this_process():
             envs = SubprocVecEnv([partial(_make_as_follower, maker)] * len(makers), start_method="spawn")
     else:
@@ -117,16 +117,16 @@ def build_env(
 
 
 def _make_as_follower(maker: EnvMaker) -> gymnasium.Env[Any, Any]:
-    """An environment in a process of its own."""
+    """Create an environment in its own process."""
     follow_parent()
     return maker()
 
 
 def try_env(config: Config) -> None:
-    """Take a step in an environment that is then closed, so that what is wrong with it is told before a training.
+    """Take one step in an environment, so that its errors appear before training.
 
     Raises:
-        ConfigError: It cannot be made, or breaks at once.
+        ConfigError: The environment cannot be made, or fails at reset or its first step.
     """
     from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -145,7 +145,9 @@ def try_env(config: Config) -> None:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError([f"env: {config.env.id!r} breaks when it is tried: {told(error)}"]) from error
+        raise ConfigError(
+            [f"env: {config.env.id!r} fails at reset or its first step: {describe_error(error)}"]
+        ) from error
 
 
 def _env_maker(config: Config, is_evaluation: bool = False) -> EnvMaker:
@@ -155,11 +157,11 @@ def _env_maker(config: Config, is_evaluation: bool = False) -> EnvMaker:
 
 
 def build_agent(config: Config, member: int = 0) -> DistributionalPPO:
-    """An agent with environments of its own.
+    """Build an agent with its own environments.
 
     Args:
-        config: All of its settings.
-        member: Which one of a population; members differ by their seeds.
+        config: The configuration.
+        member: Id in a population; members differ by their seeds.
 
     Raises:
         ConfigError: Settings contradict each other, or the environment.
@@ -177,7 +179,7 @@ def build_agent(config: Config, member: int = 0) -> DistributionalPPO:
 
 
 def build_agent_env(config: Config) -> VecEnv:
-    """The environments that an agent of this configuration trains in, with statistics of observations if it has any."""
+    """Build the training environments of an agent, with observation normalisation if configured."""
     from stable_baselines3.common.vec_env import VecNormalize
 
     check_names(config)
@@ -195,16 +197,16 @@ def build_population(
     resume: bool = False,
     callback: Callable[[], Any] | None = None,
 ) -> PBTRunner:
-    """A population in its folder.
+    """Build or resume a population in a run folder.
 
     Args:
-        config: Its members, and the search.
-        run_dir: The folder.
-        resume: Go on with the run that is in it.
-        callback: Makes what is called while a member trains.
+        config: Settings of the members and of the search.
+        run_dir: Run folder.
+        resume: Whether to resume the run in the folder.
+        callback: Creates the callback of a member's training.
 
     Raises:
-        ConfigError: Settings contradict each other, the environment, or what can be searched.
+        ConfigError: Settings contradict each other or the environment, or the search is invalid.
     """
     from driftproof.pbt import PBTRunner
 
@@ -229,7 +231,7 @@ def build_population(
 
 
 def population_config(config: Config) -> PBTConfig:
-    """What a population searches for, and how."""
+    """Configuration of a population's search."""
     values = config.pbt.model_dump(include=set(settings_of(PBTConfig)))
     with _as_config_error("pbt"):
         searched = [HyperparamConfig(**item) for item in values.pop("hyperparams")]
@@ -238,14 +240,14 @@ def population_config(config: Config) -> PBTConfig:
 
 
 def check(config: Config, is_population: bool = False) -> DistributionalPPO:
-    """Try the environment, build the agent, and compare the search with it; the agent, whose environments are closed.
+    """Try the environment, build the agent, and check the search; returns the agent, with closed environments.
 
     Args:
-        config: To check.
+        config: The configuration.
         is_population: Whether the search is to be checked.
 
     Raises:
-        ConfigError: Something does not fit.
+        ConfigError: The configuration is invalid.
     """
     try_env(config)
     agent = build_agent(config)
@@ -261,7 +263,7 @@ def check(config: Config, is_population: bool = False) -> DistributionalPPO:
 
 
 def agent_arguments(config: Config) -> dict[str, Any]:
-    """Arguments of :class:`driftproof.ppo.DistributionalPPO`, but for its environment and seed."""
+    """Arguments of :class:`driftproof.ppo.DistributionalPPO`, except for its environment and seed."""
     arguments = config.arguments(AgentSettings) | {"policy_kwargs": _policy_kwargs(config)}
     arguments["optimizer_class"] = chosen(config, "optimizer.name")
     arguments["optimizer_kwargs"] = {
@@ -285,13 +287,13 @@ def agent_arguments(config: Config) -> dict[str, Any]:
 def _check_device(config: Config) -> None:
     import torch
 
-    # Stable-Baselines3 would take the CPU and say nothing.
+    # Stable-Baselines3 would silently use the CPU.
     if config.run.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError([f"run.device: there is no GPU for {config.run.device!r} here; use auto or cpu"])
+        raise ConfigError([f"run.device: CUDA is not available for {config.run.device!r}; use auto or cpu"])
 
 
 def _check_actions(config: Config, action_space: gymnasium.Space[Any]) -> None:
-    """Refuse settings of continuous actions where there are none."""
+    """Refuse settings of continuous actions in environments without them."""
     from gymnasium import spaces
 
     if not isinstance(action_space, spaces.Box):
@@ -347,12 +349,12 @@ def _backend(config: Config) -> Backend:
 
 @contextmanager
 def _as_config_error(place: str = "") -> Iterator[None]:
-    """What is wrong with arguments is wrong with the configuration."""
+    """Raise errors of arguments as errors of the configuration."""
     try:
         yield
     except (ConfigError, RunFolderError):
         raise
     except (ValueError, TypeError, ImportError, AssertionError, OverflowError, RuntimeError) as error:
-        # Stable-Baselines3 asserts at length.
+        # Assertions of Stable-Baselines3 have several lines.
         what = str(error).splitlines()[0] if isinstance(error, AssertionError) else str(error)
         raise ConfigError([f"{place}: {what}" if place else what]) from error

@@ -1,4 +1,4 @@
-"""Settings of the earlier system's configuration files: what they are called here, or why they have no equivalent."""
+"""Settings of the earlier system's configuration files: their names here, or why they have no equivalent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEARCHED = {
     "epsilon": "adversary.epsilon",
     "robust_kl_coef": "adversary.robust_kl_coef",
 }
-"""Names in ``pbt.hyperparams``, and what they are here."""
+"""Earlier names in ``pbt.hyperparams``, and their names here."""
 
 _NO_VALUE = object()
 
@@ -33,9 +33,9 @@ class Gone(NamedTuple):
     """A setting without an equivalent."""
 
     reason: str
-    """Why, and what to use instead."""
+    """Why there is none, and what to use instead."""
     harmless: Any = _NO_VALUE
-    """Value with which it did nothing, or what is done here anyway."""
+    """Value that had no effect, or that is the behaviour here."""
 
 
 _VALUE_CLIP = "the clip range of values is constant: ppo.clip_range_vf and critic.value_clip_mode"
@@ -96,18 +96,18 @@ GONE = {
 
 
 def gone(path: tuple[str | int, ...]) -> Gone | None:
-    """What became of a setting, if it has no equivalent; those of the agent may stand without their section."""
+    """The entry of a setting without an equivalent; the agent's settings may be given without their section."""
     place = ".".join(map(str, path))
     return GONE.get(place) or (GONE.get(f"ppo.{place}") if len(path) == 1 else None)
 
 
 def was_harmless(gone: Gone, value: Any) -> bool:
-    """Whether nothing is lost without the setting."""
+    """Whether dropping the setting changes nothing."""
     return gone.harmless is not _NO_VALUE and value == gone.harmless and type(value) is type(gone.harmless)
 
 
 def hint(path: tuple[str | int, ...]) -> str | None:
-    """What to say of a key that the earlier system had; ``None``: it had none such."""
+    """A hint for a key of the earlier system; ``None``: it had no such key."""
     name, place = str(path[-1]), ".".join(map(str, path))
     if len(path) == 1 and name in SECTIONS:
         return "a section of the earlier system's files: `driftproof config FILE --migrate` prints them in today's form"

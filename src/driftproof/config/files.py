@@ -1,4 +1,4 @@
-"""Configurations in files: read with the place of every mistake, and written so that reading gives the same again."""
+"""Reads and writes configurations as YAML; errors name the file and line."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from driftproof.config.overrides import put_override
 from driftproof.config.ownership import owned
 
 _MOST_PROBLEMS = 20
-"""Told of one configuration."""
+"""Largest number of errors shown for one configuration."""
 _LONGEST_NAME = 100
 _NAMING: tuple[keys.Path, ...] = (
     *(("env", "id"), ("env", "drift"), ("policy", "features_extractor_class"), ("policy", "core")),
     *(("critic", "value_head"), ("optimizer", "name"), ("adversarial", "perturbation", "attack_method")),
     *(("pbt", "explore_method"), ("pbt", "address")),
 )
-"""Settings that can lead to code."""
+"""Settings that can name code to import, or a cluster that runs code."""
 
 
 class ConfigError(ValueError):
-    """A configuration is wrong.
+    """A configuration is invalid.
 
     Attributes:
-        problems: What, and where, one line each.
+        problems: One line per problem: where, and what is wrong.
     """
 
     def __init__(self, problems: Iterable[str]) -> None:
@@ -45,18 +45,18 @@ class ConfigError(ValueError):
 def load(
     path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = (), trusted: Iterable[str] | Trust = ()
 ) -> Config:
-    """The configuration in a file, with some settings changed; all others are at their defaults.
+    """Load the configuration in a file, with overrides; all other settings have their defaults.
 
     Modules that the file names are imported when something is built from the configuration, if they are trusted. The
     configuration of a run that this user started is trusted as a whole, and so are overrides.
 
     Args:
         path: A YAML file; ``None``: defaults.
-        overrides: Such as ``"ppo.learning_rate=1e-4"``, which go before the file.
+        overrides: Overrides of the file, such as ``"ppo.learning_rate=1e-4"``.
         trusted: Modules that the file may name, with everything inside them.
 
     Raises:
-        ConfigError: Something in it is wrong.
+        ConfigError: The configuration is invalid.
         OSError: The file cannot be read.
     """
     trust = Trust.of(trusted)
@@ -69,7 +69,7 @@ def load(
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text in a file.
+    """Read the text of a configuration file.
 
     Raises:
         ConfigError: It is not text, or too long.
@@ -82,7 +82,7 @@ def _content(path: str | os.PathLike[str]) -> bytes:
     with open(path, "rb") as file:
         content = file.read(_yaml.MAX_BYTES + 1)
     if len(content) > _yaml.MAX_BYTES:
-        raise ConfigError([f"{path}: has more than {_yaml.MAX_BYTES:,} bytes, which no configuration needs"])
+        raise ConfigError([f"{path}: has more than {_yaml.MAX_BYTES:,} bytes, too many for a configuration"])
     return content
 
 
@@ -94,7 +94,7 @@ def _decoded(path: str | os.PathLike[str], content: bytes) -> str:
 
 
 def loads(text: str, overrides: Iterable[str] = (), name: str = "", trusted: Iterable[str] | Trust = ()) -> Config:
-    """:func:`load` from a text; ``name`` is what to call it in errors."""
+    """:func:`load` from a text; ``name`` is used in errors."""
     trust = Trust.of(trusted)
     raw, lines = _parse(text, name)
     source = _Source(name, lines)
@@ -125,7 +125,7 @@ def dumps(config: Config) -> str:
 
 
 def settings_in(text: str, name: str = "") -> dict[Any, Any]:
-    """What a YAML text holds, unchecked; ``name`` is what to call it in errors."""
+    """The settings in a YAML text, not validated; ``name`` is used in errors."""
     return _parse(text, name)[0]
 
 
@@ -135,13 +135,13 @@ def as_yaml(value: Any) -> str:
 
 
 def plain_yaml(value: Any) -> str:
-    """One value as it stands on a line of YAML."""
+    """A value as one line of YAML."""
     text = _yaml.dump(value, width=10**6, default_flow_style=True)
     return text.removesuffix("\n...\n").rstrip("\n")
 
 
 def _parse(text: str, name: str) -> tuple[dict[Any, Any], dict[keys.Path, int]]:
-    """What is in a file, and the line of every key."""
+    """The content of a YAML text, and the line of every key."""
     place = name or "configuration"
     try:
         node, raw = _yaml.parse(text)
@@ -169,7 +169,7 @@ def _find_lines(node: yaml.Node | None, path: keys.Path, lines: dict[keys.Path, 
         for key, value in node.value:
             inner = (*path, str(key.value))
             if inner in lines:
-                twice = f"{keys.dotted(inner)} is in line {lines[inner]} already: remove one"
+                twice = f"{keys.dotted(inner)} is already set in line {lines[inner]}: remove one"
                 raise ConfigError([f"{place}:{key.start_mark.line + 1}: {twice}"])
             lines[inner] = key.start_mark.line + 1
             _find_lines(value, inner, lines, place)
@@ -181,11 +181,11 @@ def _find_lines(node: yaml.Node | None, path: keys.Path, lines: dict[keys.Path, 
 
 
 class _Source:
-    """Where settings came from, for errors.
+    """Origins of settings, for errors.
 
     Args:
-        name: Of the file.
-        lines: Of every key in it.
+        name: Name of the file.
+        lines: Line numbers of its keys.
     """
 
     def __init__(self, name: str, lines: Mapping[keys.Path, int]) -> None:
@@ -193,22 +193,22 @@ class _Source:
         self.origins: dict[keys.Path, keys.Path] = {}
 
     def of(self, origin: keys.Path, message: str) -> str:
-        """The message, with the file and line before it, or the option on the command line."""
+        """The message, prefixed by the file and line, or by the command-line option."""
         if origin and str(origin[0]).startswith("--set "):
             return f"{origin[0]}: {message}"
         place = self.where(origin)
         return f"{place}: {message}" if place else message
 
     def where(self, origin: keys.Path) -> str:
-        """The file and line of a key, as far as they are known."""
+        """File and line of a key, as far as they are known."""
         line = next((self._lines[origin[:n]] for n in range(len(origin), 0, -1) if origin[:n] in self._lines), None)
         return self._name if line is None else f"{self._name or 'configuration'}:{line}"
 
     def problems(self, error: ValidationError, data: Mapping[str, Any]) -> list[str]:
         items = error.errors(include_url=False)
         more = len(items) - _MOST_PROBLEMS
-        told = [self._problem(item, data) for item in items[:_MOST_PROBLEMS]]
-        return [*told, f"{self._name or 'configuration'}: {more:,} more settings are wrong"] if more > 0 else told
+        shown = [self._problem(item, data) for item in items[:_MOST_PROBLEMS]]
+        return [*shown, f"{self._name or 'configuration'}: {more:,} more settings are invalid"] if more > 0 else shown
 
     def _problem(self, item: Any, data: Mapping[str, Any]) -> str:
         error = item.get("ctx", {}).get("error")
@@ -227,7 +227,7 @@ class _Source:
 
 
 def _cleaned(loc: Iterable[str | int], data: Any) -> keys.Path:
-    """The place in the data, without the names that pydantic gives to alternatives."""
+    """The path in the data, without pydantic's names of union members."""
     path: list[str | int] = []
     for part in loc:
         inside = isinstance(data, list) and isinstance(part, int) and part < len(data)
@@ -236,13 +236,13 @@ def _cleaned(loc: Iterable[str | int], data: Any) -> keys.Path:
             path.append(part)
     last = list(loc)[-1:]
     if isinstance(data, Mapping) and last and last[0] not in path and last != ["[key]"]:
-        path += last  # What is missing is not in the data.
+        path += last  # A missing key is not in the data.
     return tuple(path)
 
 
 def _words(item: Any, path: keys.Path) -> str:
     if item["type"] == "extra_forbidden":
-        # What a long name is near to takes long to find, and nobody meant it.
+        # Comparing a long name takes long, and it is not a typing error.
         return f"unknown; {keys.nearest(path)}" if len(str(path[-1])) <= _LONGEST_NAME else "unknown"
     if item["type"] == "missing":
         return "is missing"

@@ -1,4 +1,4 @@
-"""The configuration of an agent in a checkpoint, for files that do not lie in the folder of a run."""
+"""The configuration of an agent in a checkpoint, for files outside of run folders."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def config_from(
 
     Args:
         settings: ``config["settings"]`` of the checkpoint, plain values.
-        n_envs: Environments that it was trained in.
-        normalizer: State of its statistics of observations; empty if it has none.
-        overrides: Go before, such as ``"env.id=CartPole-v1"``, which no checkpoint tells.
+        n_envs: Number of environments that it was trained in.
+        normalizer: State of its observation normaliser; empty if it has none.
+        overrides: Overrides such as ``"env.id=CartPole-v1"``; checkpoints do not name the environment.
         trusted: Modules that overrides may name.
 
     Raises:
@@ -38,7 +38,7 @@ def config_from(
     """
     kwargs = dict(_mapping(settings.get("policy_kwargs")))
     if kwargs.get("shared_lstm") and kwargs.get("enable_critic_lstm", True):
-        # Earlier checkpoints meant this, which sb3-contrib does not.
+        # In earlier checkpoints shared_lstm had this meaning, unlike in sb3-contrib.
         kwargs["shared_recurrence"] = kwargs.pop("shared_lstm")
     env: dict[str, Any] = {"n_envs": n_envs}
     if normalizer:
@@ -58,13 +58,13 @@ def config_from(
     raw["run"] = {name: settings[name] for name in ("seed", "stats_window_size") if settings.get(name) is not None}
     try:
         text = yaml.safe_dump(raw)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: of whole numbers with thousands of digits
-        raise ConfigError(["the settings in the checkpoint are no plain values"]) from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: integers with thousands of digits
+        raise ConfigError(["the settings in the checkpoint are not plain values"]) from error
     return loads(text, overrides, "the checkpoint", trusted)
 
 
 def _section(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a section says, but for what is not set."""
+    """The settings of a section that are set."""
     names = [name for name in kind.model_fields if values.get(name) is not None and name != "name"]
     return {name: _plain(values[name], name) for name in names}
 
@@ -82,7 +82,7 @@ def _plain(value: Any, place: str) -> Any:
 
 
 def _class_name(value: Any, place: str) -> str:
-    """How configurations name a class."""
+    """The name of a class in configurations."""
     if isinstance(value, str):
         return value
     full = str(_mapping(value).get("$class", ""))
@@ -91,9 +91,7 @@ def _class_name(value: Any, place: str) -> str:
         return name
     known = {**{torch_name: ours for ours, torch_name in ACTIVATIONS.items()}, **{each: each for each in EXTRACTORS}}
     if name not in known:
-        raise ConfigError(
-            [f"{place}: configurations cannot name the class that the checkpoint has: give a CONFIG file"]
-        )
+        raise ConfigError([f"{place}: the checkpoint's class has no name in configurations: give a CONFIG file"])
     return known[name]
 
 
@@ -104,12 +102,12 @@ def _schedule(value: Mapping[str, Any], place: str) -> Any:
     if kind == "LinearSchedule" and value.get("end_fraction") == 1:
         kind = "Linear"
     if kind not in _SCHEDULES:
-        raise ConfigError([f"{place}: configurations have no such schedule"])
+        raise ConfigError([f"{place}: the checkpoint's schedule cannot be written in a configuration"])
     return {"kind": _SCHEDULES[kind], "start": value.get("start"), "end": value.get("end")}
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Of a dataclass of settings."""
+    """Fields of a saved dataclass of settings."""
     return {
         name: _fields(part) if isinstance(part, Mapping) else part
         for name, part in _mapping(value).items()

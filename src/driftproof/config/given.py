@@ -1,4 +1,4 @@
-"""What a configuration says explicitly, for agents whose other settings come from a file."""
+"""Settings that a configuration sets explicitly, for agents whose other settings come from a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from driftproof.settings.definition import settings_of
 
 
 def given_arguments(config: Config) -> dict[str, Any]:
-    """Arguments of :class:`driftproof.ppo.DistributionalPPO` that a file or the command line gave.
+    """Arguments of :class:`driftproof.ppo.DistributionalPPO` that a file or the command line sets.
 
-    Those that are at their defaults because nobody gave them are left out, and so is the environment.
+    Settings that are not set explicitly are left out, and so is the environment.
     """
     all_arguments = agent_arguments(config)
     given = {

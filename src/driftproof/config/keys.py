@@ -1,4 +1,4 @@
-"""Names of settings: where each has its place, the other names that work, and what was meant by a wrong one."""
+"""Names of settings: their sections, alternative names, and suggestions for unknown ones."""
 
 from __future__ import annotations
 
@@ -33,11 +33,9 @@ _EXPLICIT: dict[str, Path] = {
     "env_kwargs": ("env", "kwargs"),
 }
 _ARGUMENTS = {"vgs_kwargs": ("vgs", "vgs_"), "policy_kwargs": ("policy", "")}
-"""Arguments of the agent that hold several settings: their section, and what makes flat names of theirs."""
-_ARGUMENTS = {"vgs_kwargs": ("vgs", "vgs_"), "policy_kwargs": ("policy", "")}
-"""Arguments of the agent that hold several settings: their section, and what makes flat names of theirs."""
+"""Arguments of the agent that hold several settings: their section, and the prefix of their flat names."""
 _TOO_SHORT = ("id", "drift", "core")
-"""Say nothing without their section."""
+"""Names that are ambiguous without their section."""
 
 
 class ConflictError(ValueError):
@@ -46,14 +44,14 @@ class ConflictError(ValueError):
     def __init__(self, first: Path, second: Path, values: tuple[Any, Any]) -> None:
         self.first, self.second = first, second
         super().__init__(
-            f"{dotted(first)} is {values[0]!r} and {dotted(second)} is {values[1]!r}, and both are the same setting: "
+            f"{dotted(first)} is {values[0]!r} and {dotted(second)} is {values[1]!r}, but both are the same setting: "
             "remove one"
         )
 
 
 @dataclass
 class Placed:
-    """Settings in their sections, and where they were."""
+    """Settings in their sections, and the paths under which they were given."""
 
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[Path, Path] = field(default_factory=dict)
@@ -67,7 +65,7 @@ class Placed:
         for part in path[:-1]:
             target = target.setdefault(part, {})
             if not isinstance(target, dict):
-                return  # What should be a section is none, which is said of it as a whole.
+                return  # A section that is not a mapping; validation reports it as a whole.
         target[str(path[-1])] = value
         self.origins[path] = origin
 
@@ -78,7 +76,7 @@ def dotted(path: Path) -> str:
 
 @cache
 def settings() -> list[Path]:
-    """Places of all settings."""
+    """Paths of all settings."""
     from driftproof.config.model import Config
 
     return list(_settings_in(Config, ()))
@@ -93,7 +91,7 @@ def _settings_in(section: Any, path: Path) -> Iterator[Path]:
 
 
 def at(config: BaseModel, path: Path) -> Any:
-    """The setting at a place."""
+    """The value of the setting at a path."""
     value: Any = config
     for part in path:
         value = getattr(value, str(part))
@@ -106,7 +104,7 @@ def is_section(annotation: Any) -> bool:
 
 @cache
 def flat_keys() -> dict[str, Path]:
-    """Names that work at the top of a file, without a section."""
+    """Names that work at the top level of a file, without a section, with their paths."""
     counts = Counter(path[-1] for path in settings())
     flat: dict[str, Path] = {}
     for path in settings():
@@ -119,10 +117,10 @@ def flat_keys() -> dict[str, Path]:
 
 
 def placed(raw: Mapping[Any, Any]) -> Placed:
-    """Settings in their sections, whatever names they were given by.
+    """Settings in their sections, whichever names they were given by.
 
     Raises:
-        ConflictError: One has two values.
+        ConflictError: A setting has two values.
     """
     result = Placed()
     for key, value in raw.items():
@@ -135,7 +133,7 @@ def _place(result: Placed, path: Path, value: Any) -> None:
     place = place_of(path, value)
     is_section = is_place_of_section(place)
     if is_section and value is None:
-        return  # All of it may be commented out.
+        return  # An empty section: all its settings may be commented out.
     if isinstance(value, Mapping) and (is_section or (len(path) == 1 and path[0] in _ARGUMENTS)):
         for name, part in value.items():
             _place(result, (*path, name), part)
@@ -154,7 +152,7 @@ def _move_learning_rate(result: Placed) -> None:
 
 
 def place_of(path: Path, value: Any = None) -> Path:
-    """Where a setting has its place, which may be inside of another, from a name that works."""
+    """The path of a setting, or of a value inside of one, from any of its names."""
     flat, first = flat_keys(), str(path[0])
     if first in _ARGUMENTS and len(path) > 1:
         section, prefix = _ARGUMENTS[first]
@@ -167,12 +165,12 @@ def place_of(path: Path, value: Any = None) -> Path:
 
 
 def is_place_of_section(path: Path) -> bool:
-    """Whether it holds settings, rather than being one."""
+    """Whether a path is that of a section, not of a setting."""
     return any(known[: len(path)] == path and len(known) > len(path) for known in settings())
 
 
 def nearest(path: Path) -> str:
-    """What may have been meant by a key that does not exist: its place, or what there is."""
+    """A suggestion for an unknown key: the likely path, or the names that exist."""
     if (known := earlier.hint(path)) is not None:
         return known
     name, section = str(path[-1]), path[:-1]
@@ -193,7 +191,7 @@ def nearest(path: Path) -> str:
 
 
 def _names_in(section: Path) -> list[str]:
-    """Of the settings in a section, or of what else has names inside."""
+    """Names of the settings in a section, or in a nested model."""
     from driftproof.config.model import Config
 
     model: Any = Config
@@ -204,7 +202,7 @@ def _names_in(section: Path) -> list[str]:
 
 
 def _model_in(annotation: Any) -> Any:
-    """The model that an annotation holds, in a list or beside other possibilities."""
+    """The model in an annotation, also inside a list or a union."""
     if is_section(annotation):
         return annotation
     return next((found for part in get_args(annotation) if (found := _model_in(part)) is not None), None)

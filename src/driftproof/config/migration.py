@@ -1,4 +1,4 @@
-"""Configurations of the earlier system (``config_pbt_adversarial.yaml``) in today's form."""
+"""Converts configurations of the earlier system (``config_pbt_adversarial.yaml``) to today's form."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _CONTAINERS: tuple[tuple[keys.Path, str], ...] = (
     (("model",), "model"),
     (("training",), "run"),
 )
-"""Sections that exist no more, and where settings without an equivalent would be."""
+"""Sections that no longer exist, and the sections here that settings without an equivalent would be in."""
 
 
 _POPULATION = {
-    "explore_strong": "pbt.explore_strong: members that take over nothing keep their hyper-parameters; there they were "
-    "mutated too, as with true",
-    "optimizer_exploit_strategy": "pbt.optimizer_exploit_strategy: the optimizer's state is taken over (copy); there "
-    "it was reset if nothing else was said",
+    "explore_strong": "pbt.explore_strong: members that do not exploit keep their hyper-parameters by default; the "
+    "earlier system mutated them, as with true",
+    "optimizer_exploit_strategy": "pbt.optimizer_exploit_strategy: the donor's optimizer state is copied by default; "
+    "the earlier system reset it",
 }
-"""Defaults that are others here."""
+"""Defaults that differ from the earlier system's."""
 _LONGEST = 100
 
 
@@ -35,19 +35,19 @@ class Migrated(NamedTuple):
     text: str
     """YAML, with :attr:`notes` as comments."""
     notes: list[str]
-    """What could not be carried over, and what means something else here; one line each."""
+    """Settings that could not be converted or have another meaning here, one line each."""
     config: Config
 
 
 def migrate(text: str, name: str = "") -> Migrated:
-    """Today's form of a configuration of the earlier system.
+    """Convert a configuration of the earlier system to today's form.
 
     Args:
         text: YAML.
-        name: What to call it in errors.
+        name: Name of the file in errors.
 
     Raises:
-        ConfigError: It is not YAML, or what it says is refused.
+        ConfigError: It is not YAML, or the converted settings are invalid.
     """
     migration = _Migration()
     for path, value in _leaves(settings_in(text, name)):
@@ -74,26 +74,26 @@ def _leaves(raw: Mapping[Any, Any], path: keys.Path = ()) -> Iterator[tuple[keys
 
 
 def _short(text: str) -> str:
-    """A text as part of a comment, which is one line; keys and values may be anything."""
+    """A key or value as part of a one-line comment."""
     text = text if text.isprintable() else json.dumps(text)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 class _Migration:
-    """Collects what the settings of an earlier file are here."""
+    """Collects the converted settings of an earlier file, and notes."""
 
     def __init__(self) -> None:
         self.data: dict[str, Any] = {}
         self.notes: list[str] = []
         self._given: dict[str, Any] = {}
-        """What needs to be seen beside other settings, by name."""
+        """All settings by name, for those that depend on several."""
         self._rules: dict[str, Callable[[keys.Path, Any], None]] = {
             "optimizer_kwargs": self._optimizer,
             "hyperparams": self._search,
         }
 
     def take(self, path: keys.Path, value: Any) -> None:
-        """One setting."""
+        """Convert one setting."""
         container, section = next(
             ((found, place) for found, place in _CONTAINERS if path[: len(found)] == found), ((), "")
         )
@@ -117,7 +117,7 @@ class _Migration:
             self._note(path, value, "no equivalent is known")
 
     def finish(self) -> None:
-        """What depends on several settings."""
+        """Convert what depends on several settings."""
         self._stop()
         self._epsilon()
         if {"num_atoms", "v_min", "v_max"} & self._given.keys():
@@ -143,7 +143,7 @@ class _Migration:
         self.notes.append(f"{_short(keys.dotted(path))}: {_short(plain_yaml(value))} is left out: {reason}")
 
     def _forget_notes(self, *names: str) -> None:
-        """Of settings that were carried over after all."""
+        """Remove the notes of settings that were converted after all."""
         self.notes = [note for note in self.notes if not any(f"{name}: " in note for name in names)]
 
     def _at(self, section: str, name: str) -> Any:
@@ -155,11 +155,11 @@ class _Migration:
             return
         options = dict(value)
         if "lr" in options:
-            # There it was the optimizer's that counted.
+            # In the earlier system the optimizer's lr took precedence.
             lr, other = options.pop("lr"), self.data.get("ppo", {}).pop("learning_rate", None)
             self._put(("ppo", "learning_rate"), lr, (*path, "lr"))
             if other not in (None, lr):
-                self._note(("learning_rate",), other, "the optimizer's lr counts")
+                self._note(("learning_rate",), other, "the optimizer's lr took precedence")
         if options.get("adaptive_noise"):
             formula = {"noise_reference": "gradient", "instant_noise_scale": False}
             if options.get("noise_beta", 0.999) != 0.999:
@@ -177,7 +177,7 @@ class _Migration:
             name = item.get("name") if isinstance(item, Mapping) else None
             if name == "adversarial_ratio":
                 self._note(
-                    (*path, index), name, "it cannot change while an agent trains: adversarial.adversarial_ratio"
+                    (*path, index), name, "it cannot change while the agent trains: adversarial.adversarial_ratio"
                 )
             else:
                 items.append({**item, "name": earlier.SEARCHED.get(name, name)} if name else item)
@@ -206,7 +206,7 @@ class _Migration:
             )
 
     def _least_entropy(self) -> None:
-        """A search below the lower bound is refused here; there it was clipped."""
+        """Raise a search's lower end to ``ent_coef_min``: lower values are refused here, and were clipped before."""
         least = self._at("ppo", "ent_coef_min")
         for item in self.data.get("pbt", {}).get("hyperparams") or []:
             low = item.get("min_value") if isinstance(item, dict) and item.get("name") == "ent_coef" else None
@@ -218,7 +218,7 @@ class _Migration:
         section = self.data.get("adversarial")
         if not section:
             return
-        # There it was on unless it was said to be off, and the radius constant unless it was said to adapt.
+        # In the earlier system it was enabled by default, and epsilon constant by default.
         section.setdefault("enabled", True)
         self._forget_notes("adaptive_epsilon")
         if not section["enabled"]:

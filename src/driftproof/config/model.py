@@ -1,4 +1,4 @@
-"""The whole configuration, and which of its settings go together."""
+"""The whole configuration, and validation across its settings."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from driftproof.settings.unused import given_in_vain
 
 
 class SettingError(ValueError):
-    """A setting is wrong because of others.
+    """A setting is invalid in combination with others.
 
     Attributes:
-        path: Its place.
+        path: Path of the setting.
     """
 
     def __init__(self, path: str, message: str) -> None:
@@ -54,7 +54,7 @@ class SettingError(ValueError):
 
 
 class Config(Section):
-    """Everything that makes a run."""
+    """All settings of a run."""
 
     run: RunSection = Field(default_factory=RunSection)
     env: EnvSection = Field(default_factory=EnvSection)
@@ -67,12 +67,12 @@ class Config(Section):
     pbt: PBTSection = Field(default_factory=PBTSection)
 
     _trust: Trust = PrivateAttr(OWN)
-    """Travels with the settings into other processes; no file can set it."""
+    """Trusted modules; pickled with the settings into other processes, and never read from a file."""
 
     @model_validator(mode="before")
     @classmethod
     def _in_place(cls, data: Any) -> Any:
-        """Settings that were given by other names."""
+        """Move settings that were given by alternative names to their sections."""
         return placed(data).data if isinstance(data, Mapping) else data
 
     @model_validator(mode="after")
@@ -93,7 +93,7 @@ class Config(Section):
         return self
 
     def _check_as_constructors_do(self) -> None:
-        """Refuse what constructors of the agent and its networks would refuse."""
+        """Refuse values that the constructors of the agent and its networks would refuse."""
         for definition, spaces in ((AgentSettings, {}), (PolicySettings, _NO_SPACES)):
             values = self.arguments(definition)
             try:
@@ -104,7 +104,7 @@ class Config(Section):
                 raise SettingError(f"{section}.{key}", str(error)) from error
 
     def arguments(self, definition: type[Any]) -> dict[str, Any]:
-        """Arguments of a constructor that configurations have, by name. Classes are named."""
+        """A constructor's arguments that configurations can set; classes are given by name."""
         arguments = {}
         for name, each in settings_of(definition).items():
             if each.about.in_files:
@@ -121,24 +121,24 @@ class Config(Section):
 
     @property
     def trust(self) -> Trust:
-        """Which modules may be imported because a setting names them: any, unless the settings are from a file."""
+        """Modules that may be imported because a setting names them: all, unless the settings are from a file."""
         return self._trust
 
     def with_trust(self, trust: Trust) -> Config:
-        """The same settings, of which some modules may be imported."""
+        """A copy with other trusted modules."""
         config = self.model_copy()
         config._trust = trust
         return config
 
     @property
     def n_steps(self) -> int:
-        """Steps of every environment between updates."""
+        """Steps per environment and update."""
         given: int | None = self.ppo.n_steps
         return STEPS_AND_BATCH[self.has_memory][0] if given is None else given
 
     @property
     def batches(self) -> Batches:
-        """How a rollout is cut into sequences and minibatches."""
+        """Division of a rollout into sequences and minibatches."""
         given, has_memory = self.ppo.batch_size, self.has_memory
         batch_size = STEPS_AND_BATCH[has_memory][1] if given is None else given
         try:
@@ -148,17 +148,17 @@ class Config(Section):
 
     @property
     def steps_per_update(self) -> int:
-        """Environment steps between updates."""
+        """Environment steps per update."""
         return self.n_steps * int(self.env.n_envs)
 
     @property
     def total_updates(self) -> int:
-        """Updates that make up the training: whole rollouts."""
+        """Number of updates of the whole training, each on a full rollout."""
         return -(-int(self.run.total_timesteps) // self.steps_per_update)
 
 
 def _check_backend(pbt: PBTSection) -> None:
-    """Refuse options of another backend than the one that is used."""
+    """Refuse options of backends that are not used."""
     if pbt.backend != "process":
         _check_default(pbt, "pbt.workers", "pbt.backend: process")
     if pbt.backend != "ray":
@@ -167,7 +167,7 @@ def _check_backend(pbt: PBTSection) -> None:
 
 
 def _check_networks(config: Config) -> None:
-    """Refuse settings of the networks that have no effect beside others."""
+    """Refuse settings of the networks that have no effect because of others."""
     policy, critic, ppo = config.policy, config.critic, config.ppo
     needed = unused_by_policy(critic.value_head, config.has_memory, ppo.use_sde)
     unused = {name: _as_in_files(text) for name, text in needed.items()}
@@ -198,7 +198,7 @@ def _check_drift(env: EnvSection) -> None:
         try:
             change(spec)
         except UntrustedError:
-            continue  # Whether its module may be imported is known when the environment is made.
+            continue  # Trust is checked when the environment is built.
         except (TypeError, ValueError) as error:
             raise SettingError("env.drift", str(error)) from error
 
@@ -208,7 +208,7 @@ def _check_adversarial(adversarial: AdversarialSection) -> None:
         _check_defaults(adversarial, "adversarial", "adversarial.enabled: true")
         return
     if adversarial.adversarial_ratio == 0:
-        raise SettingError("adversarial.adversarial_ratio", "0 attacks nothing: use adversarial.enabled: false")
+        raise SettingError("adversarial.adversarial_ratio", "0 switches attacks off: use adversarial.enabled: false")
     values, attack = dict(adversarial), dict(adversarial.perturbation)
     _refuse(values, defaults_of(AdversarialSettings), unused_by_adversary(values), "adversarial")
     _refuse(attack, defaults_of(PerturbationConfig), unused_by_training_attack(attack), "adversarial.perturbation")
@@ -226,7 +226,7 @@ def _refuse(given: Mapping[str, Any], defaults: Mapping[str, Any], unused: Mappi
 
 
 def _argument(value: Any) -> Any:
-    """What a constructor takes for what a configuration says."""
+    """A constructor's argument from a configuration's value."""
     if isinstance(value, FromTo):
         return {"linear": Linear, "cosine": Cosine}[value.kind](value.start, value.end)
     return value.model_dump() if isinstance(value, Section) else value

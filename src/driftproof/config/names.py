@@ -1,4 +1,4 @@
-"""What a configuration names: environments and classes. See :mod:`driftproof._trust` for what may be imported."""
+"""Resolves environments and classes that a configuration names. :mod:`driftproof._trust` decides about imports."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ CHOSEN = {
     "adversarial.perturbation.attack_method": (ATTACKS, "attack_method"),
     "pbt.explore_method": (EXPLORE_METHODS, None),
 }
-"""Settings that are names in a registry or ``module:Class``, and the arguments in checkpoints that they are."""
+"""Settings that are names in a registry or ``module:Class``, with their registries and arguments of the agent."""
 _LOCAL_CLUSTERS = (None, "auto", "local")
 _LOADERS = ("shimmy",)
-"""Packages whose environments make whatever their arguments name."""
+"""Packages whose environments import what their arguments name."""
 
 
 def check_names(config: Config) -> None:
-    """Refuse all names of modules that may not be imported, before any is.
+    """Refuse names of untrusted modules before any is imported.
 
     Raises:
-        ConfigError: Says of each what would be imported, and how to allow it.
+        ConfigError: A module is not trusted; the message says how to allow it.
     """
     _check_is_module(config.env.id)
     problems = []
@@ -63,7 +63,7 @@ def home_of(config: Config) -> str | None:
 
 
 def _named(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Places of names with a module, the names, and the modules."""
+    """Paths of the settings that name a module, the names, and the modules."""
     if ":" in (env := config.env.id):
         yield "env.id", env, env.rpartition(":")[0]
     if ":" in (extractor := config.policy.features_extractor_class or ""):
@@ -79,7 +79,7 @@ def _named(config: Config) -> Iterator[tuple[str, str, str]]:
 
 
 def check_address(config: Config) -> None:
-    """Refuse to connect to a Ray cluster that only a file names: a cluster can run code in those who connect to it.
+    """Refuse to connect to a Ray cluster that only a file names: a cluster can run code in connected processes.
 
     Raises:
         ConfigError: The user did not give the address.
@@ -97,7 +97,7 @@ def check_address(config: Config) -> None:
 
 
 def features_extractor(config: Config) -> type[BaseFeaturesExtractor] | None:
-    """The class of the features extractor; ``None``: what fits the policy's name."""
+    """The class of the features extractor; ``None``: the default of the policy."""
     import stable_baselines3.common.torch_layers as layers
 
     name = config.policy.features_extractor_class
@@ -114,13 +114,13 @@ def features_extractor(config: Config) -> type[BaseFeaturesExtractor] | None:
 
 
 def chosen(config: Config, place: str) -> Any:
-    """What a setting chooses from a registry: its name, or the class that ``module:Class`` stands for."""
+    """The value of a setting with a registry: a registered name, or the class of ``module:Class``."""
     name = at(config, tuple(place.split(".")))
     return _class(config, place, name, CHOSEN[place][0].base) if name is not None and ":" in name else name
 
 
 def foreign(config: Config) -> dict[str, Any]:
-    """Classes that a checkpoint only names, for ``DistributionalPPO.load(..., custom_objects=...)``."""
+    """User-defined classes, for ``DistributionalPPO.load(..., custom_objects=...)``."""
     classes: dict[str, Any] = {}
     for place, (_, argument) in CHOSEN.items():
         if argument is not None and isinstance(found := chosen(config, place), type):
@@ -134,12 +134,12 @@ def make_env(section: EnvSection, trust: Trust, is_evaluation: bool = False) -> 
     """Make an environment by its id.
 
     Args:
-        section: Says which.
-        trust: Says which modules may be imported for it.
-        is_evaluation: Whether to evaluate in it.
+        section: Settings of the environment.
+        trust: Modules that may be imported.
+        is_evaluation: Whether it is for evaluation.
 
     Raises:
-        ConfigError: It may not be made, or cannot be.
+        ConfigError: The environment cannot be made, or needs an untrusted module.
     """
     import gymnasium
 
@@ -152,7 +152,7 @@ def make_env(section: EnvSection, trust: Trust, is_evaluation: bool = False) -> 
         except UntrustedError as error:
             raise ConfigError([f"env.id: {error}"]) from error
         except Exception as error:
-            what = str(error) if isinstance(error, ImportError | SyntaxError) else told(error)
+            what = str(error) if isinstance(error, ImportError | SyntaxError) else describe_error(error)
             raise ConfigError([f"env.id: {section.id!r} cannot be imported: {what}"]) from error
     _check_registered(section, name, trust)
     try:
@@ -160,16 +160,16 @@ def make_env(section: EnvSection, trust: Trust, is_evaluation: bool = False) -> 
     except gymnasium.error.UnregisteredEnv as error:
         raise ConfigError([f"env.id: {_unknown(module, name)}"]) from error
     except gymnasium.error.Error as error:
-        # What an environment needs is said there, with the line that installs it.
+        # Gymnasium's message says how to install what an environment needs.
         raise ConfigError([f"env.id: {section.id!r} cannot be made: {error}"]) from error
     except (TypeError, ValueError) as error:
         raise ConfigError([f"env: {section.id!r} cannot be made with {shortened(kwargs, 200)}: {error}"]) from error
     except Exception as error:
-        raise ConfigError([f"env: {section.id!r} cannot be made: {told(error)}"]) from error
+        raise ConfigError([f"env: {section.id!r} cannot be made: {describe_error(error)}"]) from error
 
 
-def told(error: Exception) -> str:
-    """An error of somebody else's code: its kind, where it came from, and what it says."""
+def describe_error(error: Exception) -> str:
+    """Description of an error in user code: its type, file, line and message."""
     from driftproof.ppo.collection import PROCESS_ENDED
 
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -196,13 +196,13 @@ def _class(config: Config, place: str, name: str, kind: type[Kind]) -> type[Kind
     except ImportError as error:
         raise ConfigError([f"{place}: {name!r} cannot be imported: {error}"]) from error
     except Exception as error:
-        raise ConfigError([f"{place}: {name!r} cannot be imported: {told(error)}"]) from error
+        raise ConfigError([f"{place}: {name!r} cannot be imported: {describe_error(error)}"]) from error
 
 
 def _check_registered(section: EnvSection, name: str, trust: Trust) -> None:
-    """Refuse an id behind which Gymnasium would import a module that may not be, or make what its arguments name.
+    """Refuse an id for which Gymnasium would import an untrusted module.
 
-    Ids of Gymnasium, and of what the program has imported itself, need no trust: the file only chooses among them.
+    Ids of Gymnasium itself, and of modules that are already imported, need no trust.
     """
     spec = _registered(name)
     if spec is None or trust.is_own:
@@ -224,7 +224,7 @@ def _check_registered(section: EnvSection, name: str, trust: Trust) -> None:
 
 
 def _registered(name: str) -> EnvSpec | None:
-    """What Gymnasium would make of an id: without a version, the latest."""
+    """The registered environment of an id; without a version, the latest one."""
     import gymnasium
     from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 
@@ -238,7 +238,7 @@ def _registered(name: str) -> EnvSpec | None:
 
 
 def _unknown(module: str, name: str) -> str:
-    """That there is no such environment, and which one may have been meant: versions do not make names alike."""
+    """Error message for an unknown environment, with the most similar id (compared without versions)."""
     import gymnasium
 
     known = {_without_version(each): each for each in gymnasium.registry}

@@ -1,4 +1,4 @@
-"""Settings from the command line: ``ppo.learning_rate=1e-4``, which go before those of a file."""
+"""Settings from the command line, such as ``ppo.learning_rate=1e-4``, which override those of a file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _SWITCHES = (("vgs", "enabled"), ("adversarial", "enabled"))
 
 
 def put_override(placed: keys.Placed, override: str, parse: Callable[[str], Any]) -> set[keys.Path]:
-    """Set one setting anew, also inside of lists (by number) and mappings (by name); the places that were set.
+    """Override one setting, also inside of lists (by index) and mappings (by key); returns the paths that were set.
 
     Args:
         placed: All settings.
         override: Name, ``=`` and value.
-        parse: Makes a value of its text.
+        parse: Parses the text of a value.
 
     Raises:
-        ValueError: It cannot be set so.
+        ValueError: The override is malformed, or its path does not exist.
     """
     name, equals, text = override.partition("=")
     path = tuple(name.strip().split("."))
@@ -41,7 +41,7 @@ def _put(placed: keys.Placed, place: keys.Path, value: Any, origin: keys.Path) -
             yield from _put(placed, (*place, str(name)), part, origin)
         return
     if place in _SWITCHES and value is False:
-        # Switched off is switched off, whatever else a file says of it.
+        # Switching a section off discards its other settings in the file.
         placed.data[str(place[0])] = {}
         placed.origins = {path: known for path, known in placed.origins.items() if path[0] != place[0]}
     if place == _LR[:-1] and isinstance(value, Mapping) and "lr" in value:
@@ -59,7 +59,7 @@ def _put(placed: keys.Placed, place: keys.Path, value: Any, origin: keys.Path) -
 
 
 def _entered(target: Any, part: str | int, place: keys.Path) -> Any:
-    """The list or mapping at a place, which is made there, from the default if there is one."""
+    """The list or mapping at a path; created if missing, from its default if there is one."""
     if isinstance(target, list):
         return target[_index(target, part, place)]
     if not isinstance(target.get(part), dict | list):
@@ -78,6 +78,6 @@ def _index(items: list[Any], part: str | int, place: keys.Path) -> int:
     if not str(part).isdecimal() or int(part) >= len(items):
         where = keys.dotted(place[: place.index(part)])
         if not items:
-            raise ValueError(f"{where} is an empty list: set all of it, {where}=[...]")
-        raise ValueError(f"{where} is a list of {len(items)}: use a number from 0 to {len(items) - 1}, not {part!r}")
+            raise ValueError(f"{where} is an empty list: set the whole list, {where}=[...]")
+        raise ValueError(f"{where} is a list of {len(items)}: use an index from 0 to {len(items) - 1}, not {part!r}")
     return int(part)

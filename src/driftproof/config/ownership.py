@@ -1,4 +1,4 @@
-"""Which run folders this user created: their configurations carry a code that only this user's key can make."""
+"""Recognises run folders that this user created, by a code of their configurations made with this user's key."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _LARGEST_MARK = 2**14
 
 @dataclass(frozen=True)
 class Owned:
-    """A configuration of this user's own.
+    """A configuration that this user wrote.
 
     Attributes:
-        home: Folder where the run was started, if the modules that it names lay there.
+        home: Folder where the run was started, if modules that it names are there.
     """
 
     home: str | None
 
 
 def mark(folder: Path, configurations: Iterable[bytes], home: str | None = None) -> None:
-    """Mark a folder's configuration as this user's own; without a key nothing is written.
+    """Mark a run's configuration as written by this user; nothing is written without a key.
 
     Args:
-        folder: Of the run.
-        configurations: The content of its configuration file. When it is about to change, before and after: whichever
-            is there after a crash is recognised.
-        home: Where modules that it names were found, if they are not installed.
+        folder: Run folder.
+        configurations: Content of its configuration file. If it is about to change, the old and the new content, so
+            that either is recognised after a crash.
+        home: Folder of modules that it names, if they are not installed.
     """
     from driftproof.state import write_atomically
 
@@ -49,10 +49,10 @@ def mark(folder: Path, configurations: Iterable[bytes], home: str | None = None)
 
 
 def owned(folder: Path, configuration: bytes) -> Owned | None:
-    """What is known of a configuration that this user wrote; ``None`` for one from elsewhere, or changed since.
+    """The mark of a configuration that this user wrote; ``None`` if it is from elsewhere, or was changed since.
 
     Args:
-        folder: Where the configuration lies.
+        folder: Folder of the configuration.
         configuration: Content of the file.
     """
     try:
@@ -92,13 +92,13 @@ def _key(create: bool) -> bytes | None:
 
 def _key_path() -> Path:
     base = os.environ.get("XDG_STATE_HOME", "")
-    # Relative paths are to be ignored, says the XDG specification: they would depend on the working directory.
+    # The XDG specification requires to ignore relative paths.
     folder = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state"
     return folder / "driftproof" / "owner.key"
 
 
 def _create_key(path: Path) -> None:
-    """Write a new key, unless another process does at the same time: then theirs counts."""
+    """Write a new key, unless another process does so at the same time."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,4 +1,4 @@
-"""The page of documentation about configurations: ``python -m driftproof.config.page > docs/configuration.md``."""
+"""Generates the documentation of configurations: ``python -m driftproof.config.page > docs/configuration.md``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from driftproof.config.sections import FromTo, HyperparamSection, KLPenaltySecti
 _INTRODUCTION = """\
 # Configuration
 
-A run is made by one YAML file. Whatever is not in it is at its default; what is on the command line goes before what
-is in the file:
+A run is described by one YAML file. Settings that are not in it have their defaults; settings on the command line
+override those in the file:
 
 ```
-driftproof config > my.yaml                     # all settings with their defaults and what they do
-driftproof config my.yaml                       # are they right? The agent and its environment are built
+driftproof config > my.yaml                     # all settings with their defaults and descriptions
+driftproof config my.yaml                       # check a file, by building the agent and its environment
 driftproof config --schema > driftproof.json    # for editors
 driftproof train my.yaml --set ppo.learning_rate=1e-4 --set env.n_envs=8
 ```
 
-A key that does not exist is an error that names the nearest one, with file and line. So is a setting that would have no
-effect, and so are numbers that do not fit together. An editor with the YAML language server completes and checks what
-you type if the file begins with
+An unknown key is an error, with file, line and the most similar known key. So are settings that would have no effect,
+and settings that contradict each other. An editor with the YAML language server completes and checks what you type if
+the file begins with
 
 ```yaml
 # yaml-language-server: $schema=driftproof.json
@@ -42,17 +42,17 @@ assert loads(dumps(config)) == config
 agent = build_agent(config)
 ```
 
-**Short forms.** `env: CartPole-v1` is `env: {id: CartPole-v1}`; so it is with `policy` and `optimizer` for their names,
-and with `vgs` and `adversarial` for whether they are enabled.
+**Short forms.** `env: CartPole-v1` is short for `env: {id: CartPole-v1}`. Likewise a single value of `policy` and
+`optimizer` is their `name`, and of `vgs` and `adversarial` whether they are `enabled`.
 
-**Without sections.** Names that are clear without their section may stand at the top of the file, as arguments of
-`DistributionalPPO` and `PBTConfig` do: `learning_rate`, `population_size`, `vgs_beta` for `vgs.beta`; all of them are
-[below](#names-without-a-section). A setting that is given twice, with two values, is an error.
+**Without sections.** Unambiguous names also work without their section, at the top level of the file, as in the
+arguments of `DistributionalPPO` and `PBTConfig`: `learning_rate`, `population_size`, `vgs_beta` for `vgs.beta`; see the
+[list](#names-without-a-section) below. A setting that is given twice, with different values, is an error.
 
-**Settings without effect.** A setting that does nothing beside the others is refused with what it needs:
+**Settings without effect.** A setting that has no effect because of others is refused with what it needs:
 `optimizer.kwargs.noise_beta` without an averaged noise reference, `critic.v_min` with quantiles, anything in `vgs` or
-`adversarial` while they are switched off, and the same as a searched hyper-parameter of a population. To switch a
-section off for one run, use `--set vgs=false`: what the file says of it is then left aside.
+`adversarial` while they are switched off, and the same for searched hyper-parameters of a population. To switch a
+section off for one run, use `--set vgs=false`: the file's other settings of that section are then ignored.
 
 **Numbers** may be written `1e-4` and `1_000_000`.
 
@@ -67,10 +67,10 @@ _EARLIER = """\
 ## Coming from the earlier system's configuration
 
 `driftproof config OLD.yaml --migrate > new.yaml` converts a file with the sections `model:` and `training:`, such as
-`config_pbt_adversarial.yaml`. What means the same keeps its value. Everything else is named in comments at the top of
-the new file, each with the reason and what to use instead; from Python, it is `driftproof.config.migrate(text)`. Name
-the environment in `env.id`, since that of the earlier system is not part of this one. Sections and names of the earlier
-system in any other file are errors with a hint.
+`config_pbt_adversarial.yaml`. Settings with the same meaning keep their values. All others are listed in comments at
+the top of the new file, with the reason and what to use instead; from Python, use `driftproof.config.migrate(text)`.
+Set the environment in `env.id`, since that of the earlier system is not part of this library. Sections and names of the
+earlier system in any other file are errors with a hint.
 
 | earlier | today |
 |---|---|

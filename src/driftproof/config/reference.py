@@ -1,4 +1,4 @@
-"""All settings explained: as commented YAML, and as a JSON Schema for editors."""
+"""Reference of all settings: as commented YAML, and as a JSON Schema for editors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _WIDTH = 110
 
 
 def commented_yaml(config: Config | None = None) -> str:
-    """A configuration, by default that of defaults, with what every setting does."""
+    """A configuration (by default all defaults) as YAML, with a comment on every setting."""
     return "\n".join(_yaml_lines(config or Config(), 0)) + "\n"
 
 
 def json_schema() -> dict[str, Any]:
-    """For editors, with the names that work without a section."""
+    """JSON Schema of configurations, including the names that work without a section."""
     schema = Config.model_json_schema()
     definitions = schema["$defs"]
     for name, path in keys.flat_keys().items():
@@ -30,7 +30,10 @@ def json_schema() -> dict[str, Any]:
         for key in path:
             part = part["properties"][key]
             part = definitions[part["$ref"].rpartition("/")[2]] if "$ref" in part else part
-        schema["properties"][name] = {**part, "description": f"Is {keys.dotted(path)}. {part.get('description', '')}"}
+        schema["properties"][name] = {
+            **part,
+            "description": f"Same as {keys.dotted(path)}. {part.get('description', '')}",
+        }
     for section, name in keys.SHORT.items():
         reference = {"$ref": schema["properties"][section]["$ref"]}
         definition = definitions[reference["$ref"].rpartition("/")[2]]
@@ -62,7 +65,7 @@ def _yaml_lines(section: BaseModel, depth: int) -> Iterator[str]:
 
 
 def plain(value: Any) -> Any:
-    """A setting as YAML has it, without what is at its default inside."""
+    """A setting as plain values; defaults inside of sections are left out."""
     if isinstance(value, BaseModel):
         return value.model_dump(exclude_defaults=True)
     return [plain(item) for item in value] if isinstance(value, list) else value
@@ -73,12 +76,12 @@ def _comment(text: str, indent: str) -> Iterator[str]:
 
 
 def doc(model: Any) -> str:
-    """What a section is."""
+    """Description of a section."""
     return " ".join(inspect.getdoc(model).split())  # type: ignore[union-attr]
 
 
 def options(annotation: Any) -> str:
-    """What may be chosen, of settings with a list of possibilities."""
+    """The possible values of a setting with a fixed choice, as text."""
     parts = [annotation, *get_args(annotation)]
     found = [option for part in parts if get_origin(part) is Literal for option in get_args(part)]
     return f"One of {', '.join(f'`{option}`' for option in found)}." if found else ""

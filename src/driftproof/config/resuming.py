@@ -1,4 +1,4 @@
-"""Whether the state of a population in a run folder is that of the configuration beside it."""
+"""Check that the saved state of a population matches the configuration in its run folder."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def check_is_of(search: PBTConfig, config: Config, run_dir: Path) -> None:
-    """Refuse a population that was begun with other settings than its configuration says.
+    """Refuse a population that was started with other settings than those of its configuration.
 
     Args:
-        search: What the configuration says is searched.
+        search: The search of the configuration.
         config: The configuration.
-        run_dir: Folder of the run.
+        run_dir: Run folder.
 
     Raises:
-        RunFolderError: It was, or its state is damaged.
+        RunFolderError: The settings differ, or the saved state is damaged.
     """
     from driftproof.pbt.saved import config_of
     from driftproof.runs.folder import RunFolder
@@ -30,15 +30,15 @@ def check_is_of(search: PBTConfig, config: Config, run_dir: Path) -> None:
     folder = RunFolder(run_dir)
     saved = folder.read_state()
     with folder.explaining():
-        begun = config_of(saved.config)
+        saved_search = config_of(saved.config)
     different = [
         name
         for name in (item.name for item in dataclasses.fields(search))
-        if name not in ("hyperparams", "checkpoint_dir") and getattr(search, name) != getattr(begun, name)
+        if name not in ("hyperparams", "checkpoint_dir") and getattr(search, name) != getattr(saved_search, name)
     ]
     others = {
-        "hyperparams": _search_alike(search, begun),
-        "checkpoint_dir": _place(search) == _place(begun),
+        "hyperparams": _search_alike(search, saved_search),
+        "checkpoint_dir": _place(search) == _place(saved_search),
         "seed": config.run.seed == saved.seed,
         "synchronous": config.pbt.synchronous == saved.synchronous,
         "total_updates": config.total_updates == saved.total_updates,
@@ -51,11 +51,11 @@ def check_is_of(search: PBTConfig, config: Config, run_dir: Path) -> None:
         )
 
 
-def _search_alike(search: PBTConfig, begun: PBTConfig) -> bool:
-    if len(search.hyperparams) != len(begun.hyperparams):
+def _search_alike(search: PBTConfig, saved_search: PBTConfig) -> bool:
+    if len(search.hyperparams) != len(saved_search.hyperparams):
         return False
-    pairs = zip(search.hyperparams, begun.hyperparams, strict=True)
-    # Which of them are counts, the agent has said since.
+    pairs = zip(search.hyperparams, saved_search.hyperparams, strict=True)
+    # is_whole is only known once the agent exists.
     return all(dataclasses.replace(one, is_whole=other.is_whole) == other for one, other in pairs)
 
 

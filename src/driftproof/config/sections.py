@@ -47,7 +47,7 @@ Plain: TypeAlias = dict[str, JsonValue]
 
 
 class Section(BaseModel):
-    """Settings that belong together. Cannot be changed, and takes nothing that it does not know."""
+    """A group of settings: immutable, unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -59,9 +59,9 @@ class Section(BaseModel):
 class FromTo(Section):
     """A number that changes over training."""
 
-    kind: Literal["linear", "cosine"] = Field(description="A straight line, or half a wave, slow at first and at last.")
+    kind: Literal["linear", "cosine"] = Field(description="Linear, or half a cosine wave (slow at both ends).")
     start: float = Field(ge=0, description="Value at the beginning of training.")
-    end: float = Field(0.0, ge=0, description="Value at its end.")
+    end: float = Field(0.0, ge=0, description="Value at the end of training.")
 
 
 def place_of(definition: type[Any], each: Setting) -> tuple[str, str]:
@@ -78,12 +78,12 @@ def settings_in(section: str) -> dict[str, Setting]:
             place, key = place_of(definition, each)
             if each.about.in_files and place == section:
                 found[key] = each
-    # What a section is named by comes first.
+    # The setting that the section's short form sets comes first.
     return dict(sorted(found.items(), key=lambda item: item[1].about.key is None))
 
 
 def section(name: str, kind: str, doc: str) -> type[Section]:
-    """The section of that name."""
+    """Create the model of a section."""
     return _model(kind, doc, settings_in(name))
 
 
@@ -106,7 +106,7 @@ def _field(each: Setting) -> Any:
 
 
 def _copied(default: Any, each: Setting) -> Any:
-    """A default that can change, for one configuration."""
+    """A copy of a mutable default."""
     if type(default) in _NESTED:
         return _NESTED[type(default)]()
     kind = next(iter(get_args(each.about.form)), None)
@@ -131,7 +131,7 @@ def _description(each: Setting) -> str:
 def _kinds(each: Setting) -> list[Any]:
     kinds = list(alternatives(each.type if each.about.form is None else each.about.form))
     if each.default is None and _default(each) is not None and type(None) in kinds:
-        kinds.remove(type(None))  # Configurations say what is in force.
+        kinds.remove(type(None))  # Configurations state the effective value.
     return kinds
 
 
@@ -166,7 +166,7 @@ def _part(kind: Any, each: Setting) -> Any:
 
 
 def _either(parts: Sequence[Any]) -> Any:
-    """A plain value or a section, told apart by their form, so that errors are of the one that was meant."""
+    """A union of plain values and sections, distinguished by their form, so that errors refer to the intended one."""
     tagged = [Annotated[part, Tag("section" if _is_section(part) else "plain")] for part in parts]
     return Annotated[Union[tuple(tagged)], Discriminator(_tag)]  # noqa: UP007
 
@@ -185,7 +185,7 @@ def _is_mapping(kind: Any) -> bool:
 
 
 def _whole(value: Any) -> Any:
-    """``1e6`` is a whole number, though YAML has it as a float."""
+    """``1e6`` as an int, although YAML parses it as a float."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -197,7 +197,7 @@ _NESTED[HyperparamConfig] = HyperparamSection = _of_dataclass("HyperparamSection
 
 
 if TYPE_CHECKING:
-    # Their settings are not known before they are made.
+    # Sections are created at run time, so that type checkers do not know their settings.
     RunSection: TypeAlias = Section
     EnvSection: TypeAlias = Section
     PolicySection: TypeAlias = Section
@@ -208,16 +208,16 @@ if TYPE_CHECKING:
     AdversarialSection: TypeAlias = Section
     PBTSection: TypeAlias = Section
 else:
-    RunSection = section("run", "RunSection", "What is trained, where it is written.")
-    EnvSection = section("env", "EnvSection", "The world to learn in.")
-    PolicySection = section("policy", "PolicySection", "The networks and their memory.")
-    CriticSection = section("critic", "CriticSection", "What is predicted of returns, and what is made of it.")
-    PPOSection = section("ppo", "PPOSection", "How it learns from rollouts.")
-    OptimizerSection = section("optimizer", "OptimizerSection", "Which optimizer.")
+    RunSection = section("run", "RunSection", "Length of training, seed, device, and where the run is saved.")
+    EnvSection = section("env", "EnvSection", "The environment.")
+    PolicySection = section("policy", "PolicySection", "The policy's networks and recurrent core.")
+    CriticSection = section("critic", "CriticSection", "The critics: value head, twin critics, scale of returns.")
+    PPOSection = section("ppo", "PPOSection", "PPO: rollouts, losses, and how parameters are updated.")
+    OptimizerSection = section("optimizer", "OptimizerSection", "The optimizer and its arguments.")
     VGSSection = section(
         "vgs", "VGSSection", "Variance gradient scaling: smaller steps while gradients are mostly noise."
     )
     AdversarialSection = section(
-        "adversarial", "AdversarialSection", "Training against perturbed observations, SA-PPO."
+        "adversarial", "AdversarialSection", "Adversarial training against perturbed observations (SA-PPO)."
     )
-    PBTSection = section("pbt", "PBTSection", "A population, for tune.")
+    PBTSection = section("pbt", "PBTSection", "The population that `driftproof tune` trains.")
