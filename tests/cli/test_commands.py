@@ -153,7 +153,7 @@ def test_names_that_are_taken_are_refused(trained, capsys):
         (["train", "--resume", "x", "--env", "CartPole-v1"], "leave out --env"),
         (["train", "--resume", "nowhere"], "there is no run 'nowhere'"),
         (["evaluate", "nowhere"], "there is no run 'nowhere'"),
-        (["evaluate", "nowhere", "--epsilon", "0.1"], "--epsilon is how far an --attack moves"),
+        (["evaluate", "nowhere", "--epsilon", "0.1"], "--epsilon is the size of an --attack's"),
         (["config", "nowhere.yaml"], "nowhere.yaml: No such file or directory"),
     ],
 )
@@ -177,12 +177,12 @@ def test_an_environment_that_breaks_is_told(capsys, tmp_path):
 def test_an_environment_that_breaks_in_evaluation_is_told(trained, capsys):
     folder, _ = trained
     line = error(capsys, "evaluate", folder, "--env", "tests.cli.worlds:Broken-v0", "--episodes", 40)
-    assert re.search(r"Broken-v0 broke in evaluation: ValueError in .*worlds.py:\d+: the pole has burst", line)
+    assert re.search(r"Broken-v0 failed in evaluation: ValueError in .*worlds.py:\d+: the pole has burst", line)
     # Processes of environments say themselves why they end, and the command does in its last line.
     options = ["--env", "tests.cli.worlds:Broken-v0", "--set", "env.vectorization=processes"]
     code, _, errors = run("evaluate", folder, *options)
     assert code == 1
-    assert "broke in evaluation: EOFError" in errors.splitlines()[-1]
+    assert "failed in evaluation: EOFError" in errors.splitlines()[-1]
 
 
 def test_an_agent_does_not_play_where_it_cannot(trained, capsys):
@@ -228,16 +228,14 @@ def test_a_run_can_go_on_for_longer(capsys, tmp_path):
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[0][-1]["step"] == 256
     assert (tmp_path / "run" / "evaluation.json").read_text() != before
     line = error(capsys, "train", "--resume", tmp_path / "run", "--set", "gamma=0.5")
-    assert line.startswith(
-        "ppo.gamma makes the run what it is, and cannot change when it goes on; these can: run.total"
-    )
+    assert line.startswith("ppo.gamma cannot change when a run is resumed; these can: run.total")
     assert load(tmp_path / "run" / "config.yaml").ppo.gamma == 0.99
 
 
 def test_runs_of_one_kind_are_not_taken_for_the_other(trained, capsys):
     folder, _ = trained
     assert f"driftproof train --resume {folder}" in error(capsys, "tune", "--resume", folder)
-    assert "is no population: leave out --member" in error(capsys, "evaluate", folder, "--member", 0)
+    assert "is not a population: leave out --member" in error(capsys, "evaluate", folder, "--member", 0)
 
 
 def test_a_population_is_tuned(capsys, tmp_path):
@@ -340,7 +338,7 @@ def test_a_full_disk_leaves_the_run_whole(tmp_path):
     assert code == 1
     (line,) = errors.splitlines()
     assert "File too large" in line
-    assert line.endswith(f"what was saved before is whole: fix it, then driftproof train --resume {folder}")
+    assert line.endswith(f"earlier checkpoints are intact: fix the cause, then driftproof train --resume {folder}")
     checkpoint = CheckpointStore(folder / "checkpoints").load_latest()
     steps = checkpoint.tree["counters"]["num_timesteps"]
     assert steps > 0

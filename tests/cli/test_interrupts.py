@@ -76,7 +76,7 @@ def test_ctrl_c_finishes_the_update_saves_and_says_how_to_go_on(tmp_path):
     assert steps % 32 == 0
     first, second = errors.splitlines()
     assert "finishing this update" in first
-    assert f"stopped at step {steps:,} of 1,000,000,000; saved, but for running episodes" in second
+    assert f"stopped at step {steps:,} of 1,000,000,000; saved without running episodes" in second
     assert f"in {tmp_path}/run. Go on" in second
     process.wait_until_alone()
     # What was logged ends with what was saved.
@@ -90,7 +90,7 @@ def test_ctrl_c_finishes_the_update_saves_and_says_how_to_go_on(tmp_path):
     code, _, errors = resumed.end_of()
     assert code == 130, errors
     assert "finishing this update" in errors
-    assert "saved, but for running episodes" in errors
+    assert "saved without running episodes" in errors
     resumed.wait_until_alone()
 
 

@@ -96,7 +96,7 @@ def test_signals_are_those_of_the_runs_features_in_both_modes(runs, capsys, monk
         (["market", "nowhere.csv"], "nowhere.csv: there is no such file"),
         (["market", "PRICES", "--output", "x.txt"], "--output x.txt must end in .csv or .parquet"),
         (["market", "PRICES", "--buy", "-0.9"], "buy"),
-        (["market", "PRICES", "--column", "timestamp"], "--column timestamp must be a name of ours"),
+        (["market", "PRICES", "--column", "timestamp"], "--column timestamp must be a column's name"),
         (["market", "PRICES", "--column", "timestamp=Date"], "Date"),
         (["pole", "PRICES"], "the agent observes Box"),
     ],

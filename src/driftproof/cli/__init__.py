@@ -6,7 +6,7 @@ from driftproof.cli.interrupts import interrupts
 
 
 def main() -> None:
-    """Run a command. Signals are answered from before the first import that takes time."""
+    """Run a command. Signals are handled even while slow imports run."""
     with interrupts:
         try:
             from driftproof.cli.app import main as run

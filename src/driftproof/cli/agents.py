@@ -1,4 +1,4 @@
-"""Agents that commands are given: runs, or checkpoints."""
+"""Finds the agents that commands are given: of a run, or of a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Found:
     """An agent on disk.
 
     Attributes:
-        checkpoint: Its file.
-        folder: Of the run that it is from, if it is known.
-        is_run: Whether the run was asked for, rather than one of its files.
+        checkpoint: Path of its checkpoint.
+        folder: Folder of its run, if known.
+        is_run: Whether the run was given, rather than one of its files.
         trust: Modules whose code its files may name.
     """
 
@@ -35,14 +35,14 @@ class Found:
     trust: Trust
 
     def config(self, overrides: list[str] | None = None) -> Config:
-        """The configuration of its run, or the one that there would be without one, with some changes."""
+        """The configuration of its run, or the default one, with overrides."""
         from driftproof.config import load
 
         path = None if self.folder is None else own_file(self.folder, CONFIG)
         return load(path, overrides or (), self.trust)
 
     def load(self, device: str = "cpu") -> DistributionalPPO:
-        """The agent itself, to be asked. Nothing in its file is run."""
+        """Load the agent, without an environment. No code in its file is run."""
         from driftproof.config.names import foreign
         from driftproof.ppo import DistributionalPPO
 
@@ -55,13 +55,13 @@ class Found:
 def find(
     run: str, runs_dir: Path, member: int | None = None, best: bool = False, trusted: list[str] | None = None
 ) -> Found:
-    """The agent of a run, by its folder or name, or of a checkpoint.
+    """Find the agent of a run, by its folder or name, or of a checkpoint.
 
     Args:
-        run: Which.
-        runs_dir: Where folders of runs are.
-        member: Of a population; ``None``: the best.
-        best: The best checkpoint instead of the last.
+        run: Folder or name of a run, or path of a checkpoint.
+        runs_dir: Folder of run folders.
+        member: Id of a population's member; ``None``: the best.
+        best: Use the best checkpoint instead of the last.
         trusted: Modules whose code its files may name.
 
     Raises:
@@ -72,13 +72,13 @@ def find(
         folder = runs.find(run, runs_dir)
         return Found(_checkpoint_of(folder, member, best), folder, is_run=True, trust=trust)
     if member is not None or best:
-        raise CommandError("--member and --best choose a checkpoint of a run, and one is given")
+        raise CommandError("--member and --best choose a checkpoint of a run: leave them out with a checkpoint")
     owner = next((parent for parent in path.resolve().parents if (parent / CONFIG).is_file()), None)
     return Found(path, owner, is_run=False, trust=trust)
 
 
 def _checkpoint_of(folder: Path, member: int | None, best: bool) -> Path:
-    """The checkpoint of a run's agent: the last one, or the best; of a population, a member's or the best one's.
+    """The last or the best checkpoint of a run; of a population, that of a member or of the best member.
 
     Raises:
         CommandError: There is none.
@@ -88,13 +88,13 @@ def _checkpoint_of(folder: Path, member: int | None, best: bool) -> Path:
             raise CommandError(f"{folder} is a population, which keeps each member's last state: leave out --best")
         return _member_of(folder, member)
     if member is not None:
-        raise CommandError(f"{folder} is no population: leave out --member")
+        raise CommandError(f"{folder} is not a population: leave out --member")
     from driftproof.state import CheckpointStore
 
     store = CheckpointStore(folder / CHECKPOINTS)
     found: Path | None = store.best() if best else store.latest()
     if found is None and best and store.latest() is not None:
-        raise CommandError(f"no checkpoint in {folder} is the best: no episode had ended by then; leave out --best")
+        raise CommandError(f"no checkpoint in {folder} has a score, as no episode had ended; leave out --best")
     if found is None:
         raise CommandError(f"there is no checkpoint in {folder} yet")
     return found

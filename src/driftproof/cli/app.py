@@ -1,4 +1,4 @@
-"""All commands. What they need is imported when they run, so that ``--help`` is there at once."""
+"""All commands. They import what they need when they run, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _main(
 
 
 def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that says that it was interrupted, which Typer would not."""
+    """A command that reports an interruption, which Typer would hide."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -69,10 +69,10 @@ for _command in (
 
 
 def main() -> None:
-    """Run a command; mistakes of users are one line."""
+    """Run a command; errors of users are shown in one line."""
     warnings.showwarning = _show_warning
     warnings.simplefilter("once", UserWarning)
-    # What writers in other threads log, and what ends them, is raised in this one too.
+    # Errors of the background writer are raised in this thread too, so that logging them would repeat them.
     logging.getLogger("driftproof").addHandler(logging.NullHandler())
     threading.excepthook = _show_thread_error
     try:
@@ -83,7 +83,7 @@ def main() -> None:
         if _shows_tracebacks or not (interrupts.came or is_mistake(error)):
             raise
         if interrupts.came and not is_mistake(error):
-            # An import or a library that was interrupted made another error of it.
+            # An interrupted import or library has turned KeyboardInterrupt into another error.
             _end(["driftproof: interrupted"], INTERRUPTED)
         _end(as_lines(error), USER_ERROR)
 
@@ -101,7 +101,7 @@ def _show_thread_error(arguments: threading.ExceptHookArgs) -> None:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    # Gymnasium's are in colour, and begin with a word that is said already.
+    # Gymnasium's warnings are in colour and begin with "WARN:".
     text = re.sub(r"\x1b\[\d*m(WARN: )?", "", str(message))
     line = as_line(f"warning: {text}")
     if line not in _warned:

@@ -1,4 +1,4 @@
-"""What is noted while agents train."""
+"""Callbacks that log metrics during training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECONDS_BETWEEN_GLANCES = 0.2
 
 
 class LogDrift(BaseCallback):
-    """Logs what a world that drifts says of itself, of the first environment for all."""
+    """Logs the drift of the first environment, as its ``info`` reports it."""
 
     def _on_step(self) -> bool:
         return True
@@ -31,14 +31,14 @@ class LogDrift(BaseCallback):
 
 
 class LogRun(BaseCallback):
-    """Writes what was logged to the run's folder after every update, and shows it.
+    """Writes the metrics of every update to the run folder, and shows them.
 
-    Stable-Baselines3 writes before the update, one late, and never what the last one did.
+    Stable-Baselines3 would write them one update late, and never those of the last update.
 
     Args:
-        run: The folder.
-        status: What is shown.
-        screen: Where.
+        run: The run folder.
+        status: Status that is shown.
+        screen: Screen that shows the status.
     """
 
     def __init__(self, run: RunFolder, status: AgentStatus, screen: Screen) -> None:
@@ -63,7 +63,7 @@ class LogRun(BaseCallback):
         self._log()
 
     def _log(self) -> None:
-        """What the last update did, if it came to its end."""
+        """Log the last update, if it was completed."""
         model, logger = self.model, self.model.logger
         if model.num_timesteps == self._logged_at or "train/loss" not in logger.name_to_value:
             return

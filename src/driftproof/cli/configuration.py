@@ -46,7 +46,7 @@ def config(
 
 
 def _migrate(path: Path) -> None:
-    """Print a file in today's form; what is left out is in its comments, and counted on the terminal."""
+    """Print a file in today's form; settings that are left out are listed in its comments."""
     from driftproof.config import migrate, read_text
 
     migrated = migrate(read_text(path), str(path))

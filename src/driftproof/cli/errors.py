@@ -1,4 +1,4 @@
-"""How commands end: exit codes, and one line for a mistake of the user."""
+"""Exit codes, and one-line messages for errors of the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from driftproof._text import printable
 
 USER_ERROR = 1
-"""Something in a file, an argument or the system is at fault. 2, of wrong usage, is the parser's."""
+"""Exit code for an error in a file, an argument or the system. The parser uses 2 for wrong usage."""
 INTERRUPTED = 130
 
 _OURS = (
@@ -26,34 +26,34 @@ _OURS = (
 )
 _MOST_LINES = 20
 _LONGEST_LINE = 580
-"""Of what is told: a file may hold any number of mistakes, of any length."""
+"""Limits of messages: a file may hold any number of errors, of any length."""
 
 
 class CommandError(Exception):
-    """A command cannot do what it was asked to; the message says why, and what to do."""
+    """A command failed; the message says why, and what to do."""
 
 
-class Stopped(Exception):  # noqa: N818  It is no error.
-    """Somebody interrupted a command; the message says where it is, and how to go on."""
+class Stopped(Exception):  # noqa: N818  Not an error.
+    """A command was interrupted; the message says how to resume it."""
 
 
 def say(text: str = "") -> None:
-    """Print lines of a command's answer, which may hold names from files."""
+    """Print a command's output, which may hold names from files, without control characters."""
     typer.echo("\n".join(printable(line, _LONGEST_LINE) for line in text.split("\n")))
 
 
 def is_mistake(error: BaseException) -> bool:
-    """Whether an error tells users all that they need, without a traceback."""
+    """Whether an error's message is enough for users, without a traceback."""
     kinds: list[Any] = [CommandError, OSError, MemoryError]
     for module, name in _OURS:
-        # What has not been imported has not been raised.
+        # A class whose module is not imported cannot have been raised.
         if module in sys.modules and hasattr(sys.modules[module], name):
             kinds.append(getattr(sys.modules[module], name))
     return isinstance(error, tuple(kinds))
 
 
 def as_lines(error: BaseException) -> list[str]:
-    """What is wrong, a line for every problem, safe to print and not too long."""
+    """An error's message: one line per problem, safe to print and shortened."""
     problems = getattr(error, "problems", [_described(error)])
     if (more := len(problems) - _MOST_LINES) > 0:
         problems = [*problems[:_MOST_LINES], f"{more:,} more problems"]
@@ -61,12 +61,12 @@ def as_lines(error: BaseException) -> list[str]:
 
 
 def as_line(text: object) -> str:
-    """Text of a message, which may hold names from files, on one line of a terminal."""
+    """A message, which may hold names from files, as one line."""
     return f"driftproof: {printable(_spaced(str(text)), _LONGEST_LINE)}"
 
 
 def _spaced(text: str) -> str:
-    """Without line breaks. Of a long text, no more than is printed."""
+    """The text without line breaks; a long text is shortened first."""
     if len(text) > 4 * _LONGEST_LINE:
         text = f"{text[: 2 * _LONGEST_LINE]} … {text[-2 * _LONGEST_LINE :]}"
     return re.sub(r"[ \t\r\n]+", " ", text).strip()

@@ -1,4 +1,4 @@
-"""``driftproof evaluate``, and the evaluation after a training."""
+"""``driftproof evaluate``, and the evaluation after training."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from driftproof.ppo import DistributionalPPO
 
 _UNSEEN = 2**30
-"""Added to the run's seed: episodes that no training has seen."""
+"""Added to the run's seed, so that evaluation uses other seeds than training."""
 _DRAWS = 10_000
-"""Of the bootstrap."""
+"""Samples of the bootstrap."""
 _MARKETS = ("driftproof/RegimeMarket-v0", "driftproof/Market-v0")
 ATTACKS = ("random", "mad", "critic", "learned")
 
@@ -37,15 +37,16 @@ ATTACKS = ("random", "mad", "critic", "learned")
 def evaluate(
     run: Agent,
     episodes: Annotated[int | None, typer.Option("--episodes", min=1, help="Default: as configured.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the episodes.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the episodes.")] = None,
     member: Member = None,
     best: Best = False,
-    stochastic: Annotated[bool, typer.Option("--stochastic", help="Draw actions instead of the likeliest.")] = False,
+    stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample actions; default: the likeliest.")] = False,
     attack: Annotated[
-        list[str] | None, typer.Option("--attack", help=f"Move what it sees: {', '.join(ATTACKS)}, or all; repeatable.")
+        list[str] | None, typer.Option("--attack", help=f"Perturb observations: {', '.join(ATTACKS)}, all; repeatable.")
     ] = None,
     epsilon: Annotated[
-        list[float] | None, typer.Option("--epsilon", help="How far; repeatable. Default: 0.025, 0.05, 0.075.")
+        list[float] | None,
+        typer.Option("--epsilon", help="Perturbation size; repeatable. Default: 0.025, 0.05, 0.075."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", help="JSON file. Default: in the run's folder.")] = None,
     env: EnvId = None,
@@ -53,13 +54,13 @@ def evaluate(
     runs_dir: RunsDir = Path("runs"),
     trust: Trusted = None,
 ) -> None:
-    """Play episodes that training has not seen. With --attack, while what the agent sees is moved."""
+    """Evaluate an agent in new episodes. With --attack, its observations are perturbed."""
     from driftproof.state import read
 
     _check_attacks(attack or [], epsilon or [])
     found = agents.find(run, runs_dir, member, best, trust)
     if found.folder is None and env is None:
-        raise CommandError(f"{run} is not in the folder of a run: give --env, where to play")
+        raise CommandError(f"{run} is not in a run folder: give --env, the environment to evaluate in")
     changed = changes(env, overrides)
     settings = found.config(changed)
     use_threads(settings)
@@ -73,7 +74,7 @@ def evaluate(
         result = measure(agent, settings, episodes, seed, not stochastic, lasting)
         name = EVALUATION
         say(summary_table(result))
-    # What belongs to a run is what was asked of the run, as it is.
+    # Results are saved in the run folder only if the run itself was evaluated, with its own settings.
     belongs = found.folder is not None and found.is_run and not changed
     in_folder = own_file(found.folder, name) if found.folder is not None and belongs else None
     if target := output or in_folder:
@@ -82,7 +83,7 @@ def evaluate(
 
 
 def _lasting(tree: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
-    """How far the world had drifted, if a checkpoint tells: one of which parts were left out does not."""
+    """The state of the environments' drift in a checkpoint; ``None`` if it has none."""
     rollout = tree.get("rollout")
     lasting = rollout.get("lasting") if isinstance(rollout, Mapping) else None
     is_known = isinstance(lasting, list) and all(isinstance(state, Mapping) for state in lasting)
@@ -93,25 +94,25 @@ def _check_attacks(attacks: list[str], epsilons: list[float]) -> None:
     if wrong := [name for name in attacks if name not in (*ATTACKS, "all")]:
         raise CommandError(f"--attack {wrong[0]!r} must be one of {', '.join(ATTACKS)}, or all")
     if epsilons and not attacks:
-        raise CommandError("--epsilon is how far an --attack moves what is seen: give one")
+        raise CommandError("--epsilon is the size of an --attack's perturbations: give --attack")
     if far := [epsilon for epsilon in epsilons if not 0 < epsilon < math.inf]:
         raise CommandError(f"--epsilon {far[0]:g} must be above 0")
 
 
 def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: bool) -> None:
-    """Evaluate what came of a training, if it is new or that has not been done yet, and say where it is."""
+    """Evaluate a trained agent, unless that has been done already, and print where the run is."""
     from driftproof.ppo.environments import lasting_states
 
     target = own_file(folder, EVALUATION)
     if target.exists() and not is_new:
-        say(f"{folder} is done: driftproof evaluate {folder} evaluates it again")
+        say(f"{folder} is done: use driftproof evaluate {folder} to evaluate it again")
         return
     if episodes := settings.run.evaluation_episodes:
         lasting = None if agent.env is None else lasting_states(agent.env)
         if not agent.ep_info_buffer:
             say("no episode has ended yet; if none does, Ctrl-C: training is saved")
         try:
-            interrupts.check()  # Whether somebody wanted training to stop, as it came to its end.
+            interrupts.check()  # A signal may have come at the very end of training.
             result = measure(agent, settings, episodes, lasting=lasting)
         except KeyboardInterrupt:
             how = "for episodes that do not end, --set env.kwargs.max_episode_steps=1000"
@@ -131,15 +132,15 @@ def measure(
     deterministic: bool = True,
     lasting: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Returns of an agent, and of what it is compared with, in the same episodes.
+    """Returns of an agent and of baselines, in the same episodes.
 
     Args:
-        agent: Plays, without learning.
-        settings: Say where.
-        episodes: How many.
-        seed: Of the first of them; ``None``: such that no training has seen them.
-        deterministic: Whether it takes its most probable actions.
-        lasting: How far the world had drifted in training; it goes on from there.
+        agent: The agent.
+        settings: Configuration with the environment.
+        episodes: Number of episodes.
+        seed: Seed of the first episode; ``None``: one that training does not use.
+        deterministic: Whether the agent takes its most probable actions.
+        lasting: States of the environments' drift at the end of training; evaluation continues from them.
     """
     first = settings.run.seed + _UNSEEN if seed is None else seed
     with evaluation_env(agent, settings, episodes) as venv:
@@ -155,10 +156,10 @@ def measure(
 
 @contextmanager
 def evaluation_env(agent: DistributionalPPO, settings: Config, episodes: int) -> Iterator[VecEnv]:
-    """Environments to evaluate an agent in, not more than there are episodes.
+    """Environments to evaluate an agent in, at most one per episode.
 
     Raises:
-        CommandError: It cannot play there.
+        CommandError: The agent has other spaces.
     """
     from driftproof.cli.played import Played
     from driftproof.config import build_env
@@ -174,22 +175,22 @@ def evaluation_env(agent: DistributionalPPO, settings: Config, episodes: int) ->
 
 
 def _check_spaces(agent: DistributionalPPO, venv: VecEnv, env_id: str) -> None:
-    """Refuse other shapes and other actions; bounds of observations may differ, as they do when worlds drift."""
+    """Refuse environments with other spaces; bounds of observations may differ, as under drift."""
     for what, known, given in (
-        ("observes", agent.observation_space, venv.observation_space),
-        ("does", agent.action_space, venv.action_space),
+        ("observation", agent.observation_space, venv.observation_space),
+        ("action", agent.action_space, venv.action_space),
     ):
         if _kind(known) != _kind(given):
-            raise CommandError(f"the agent {what} {known}, and {env_id} has {given}: it cannot play there")
+            raise CommandError(f"the agent has the {what} space {known}, but {env_id} has {given}")
 
 
 def _kind(space: Any) -> tuple[Any, ...]:
-    """What must be the same of two spaces; channels of images are first for an agent, and last elsewhere."""
+    """What two spaces must have in common; agents have images' channels first, environments last."""
     return type(space), sorted(space.shape or ()), getattr(space, "n", None)
 
 
 def _let_drift(venv: VecEnv, lasting: Sequence[Mapping[str, Any]] | None) -> None:
-    """Evaluate in the world as it was when training ended; one that drifts otherwise begins anew."""
+    """Restore the environments' drift as of the end of training; without it, drift starts from the beginning."""
     from driftproof.ppo.environments import restore_lasting
 
     if not lasting:
@@ -198,11 +199,11 @@ def _let_drift(venv: VecEnv, lasting: Sequence[Mapping[str, Any]] | None) -> Non
         restore_lasting(venv, [lasting[0]] * venv.num_envs)
     except (*DAMAGES, AssertionError, RuntimeError) as error:
         what = f"the checkpoint's state of the drift does not fit the environment: {described(error)}"
-        raise CommandError(f"{what}; give --env, to evaluate where nothing has drifted yet") from error
+        raise CommandError(f"{what}; give --env, to evaluate without the state of the drift") from error
 
 
 def summary(returns: list[float]) -> dict[str, Any]:
-    """Mean, deviation, and the mean's 95% interval, by bootstrap over episodes."""
+    """Mean, standard deviation, and 95% confidence interval of the mean by bootstrap over episodes."""
     import numpy as np
 
     values = np.asarray(returns)
@@ -212,7 +213,7 @@ def summary(returns: list[float]) -> dict[str, Any]:
 
 
 def summary_table(result: dict[str, Any]) -> str:
-    """What was measured, as text."""
+    """Results as a text table."""
     rows = [("", "return", "95% interval", "deviation")]
     for name, each in {"agent": result, **result["baselines"]}.items():
         low, high = each["interval"]
@@ -221,7 +222,7 @@ def summary_table(result: dict[str, Any]) -> str:
 
 
 class _Constant:
-    """Does always the same."""
+    """Policy that always takes the same action."""
 
     def __init__(self, action: Any) -> None:
         self._action = action
@@ -233,7 +234,7 @@ class _Constant:
 
 
 class _Random:
-    """Does anything."""
+    """Policy that takes random actions."""
 
     def __init__(self, space: Any, seed: int) -> None:
         self._space = space
@@ -250,7 +251,7 @@ def _count(observation: Any) -> int:
 
 
 def _baselines(settings: Config, venv: VecEnv, seed: int) -> dict[str, Any]:
-    """What an agent should be better than: in a market, to hold all the time or never, elsewhere chance."""
+    """Baseline policies: buy and hold, and no position, in a market; random actions elsewhere."""
     if settings.env.id not in _MARKETS:
         return {"random": _Random(venv.action_space, seed)}
     if venv.get_attr("actions")[0] == "discrete":
@@ -267,7 +268,7 @@ def _returns(player: Any, venv: VecEnv, episodes: int, seed: int, deterministic:
 
 
 def _normalized(agent: DistributionalPPO, venv: VecEnv) -> VecEnv:
-    """With the agent's statistics of observations, which stand still."""
+    """The environments with the agent's observation normaliser, not updated."""
     from stable_baselines3.common.vec_env import VecNormalize
 
     wrapped = agent.normalizer.wrapped(venv)
@@ -309,7 +310,7 @@ def _write(target: Path, result: dict[str, Any]) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """Plain values as JSON has them: ``null`` for what is no finite number, as the return of a diverged agent."""
+    """Plain values for JSON, with ``null`` for numbers that are not finite, as the return of a diverged agent."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

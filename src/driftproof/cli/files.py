@@ -25,7 +25,7 @@ def inspect(
     best: Best = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """What a checkpoint holds, and whether it is intact. Nothing in it is run."""
+    """Show what a checkpoint holds, and whether it is intact. No code in it is run."""
     from driftproof.state import inspect as inspect_file
 
     inspection = inspect_file(agents.find(run, runs_dir, member, best).checkpoint)
@@ -45,26 +45,26 @@ def convert(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the target if it exists.")] = False,
     trust: Trusted = None,
 ) -> None:
-    """Make an agent of today's format from an older file. What has no place in it is listed; no code in it is run.
+    """Convert an older file to a checkpoint of today's format. Anything left out is listed; no code in it is run.
 
-    The agent is built for the environment with the settings given, and takes over every tensor that fits by name and
-    shape. Of PPO and RecurrentPPO of Stable-Baselines3, networks and settings come from the file. The file that is
-    written is a whole agent: `load`, `evaluate` and `train --from` take it.
+    The agent is built for the environment with the settings given, and gets every tensor whose name and shape match.
+    For PPO and RecurrentPPO of Stable-Baselines3, networks and settings come from the file. The new file is a complete
+    checkpoint for `load`, `evaluate` and `train --from`.
     """
     from driftproof.state import legacy
 
     if _is_of_today(source):
-        raise CommandError(f"{source} has today's format already: there is nothing to convert")
+        raise CommandError(f"{source} already has today's format: there is nothing to convert")
     target = target if target.suffix else target.with_suffix(".zip")
     if target.exists() and not overwrite:
         raise FileExistsError(f"{target} exists: give another name, or --overwrite")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # The report says it.
+        warnings.simplefilter("ignore", FutureWarning)  # It is in the report.
         found = legacy.read(source)
     if config is None and env is None and not overrides:
         raise CommandError(
-            f"{source} holds an agent's states, not what it was trained in: give --env ID, and --config FILE if its "
-            "networks had other settings than the defaults"
+            f"{source} does not name the agent's environment: give --env ID, and --config FILE if its networks had "
+            "other settings than the defaults"
         )
     agent, report = _converted(found, read_config(config, env, overrides, trust))
     try:
@@ -75,7 +75,7 @@ def convert(
 
 
 def _converted(found: LegacyCheckpoint, settings: Config) -> tuple[DistributionalPPO, list[str]]:
-    """An agent with what the file holds, as far as it fits, and a report in lines."""
+    """An agent with the states of the file that fit, and a report in lines."""
     from driftproof.config import build_agent
     from driftproof.ppo.legacy import adopt
     from driftproof.ppo.sb3_import import is_of_sb3
@@ -85,7 +85,7 @@ def _converted(found: LegacyCheckpoint, settings: Config) -> tuple[Distributiona
     agent = build_agent(settings)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # The report says it.
+            warnings.simplefilter("ignore", FutureWarning)  # It is in the report.
             return agent, adopt(agent, found)
     except BaseException:
         agent.env.close()  # type: ignore[union-attr]
@@ -93,7 +93,7 @@ def _converted(found: LegacyCheckpoint, settings: Config) -> tuple[Distributiona
 
 
 def _imported(source: str, settings: Config) -> tuple[DistributionalPPO, list[str]]:
-    """An agent of Stable-Baselines3, with its own settings where none are given."""
+    """An agent imported from Stable-Baselines3, with the file's settings where none are given."""
     from driftproof.config.build import build_agent_env
     from driftproof.config.given import given_arguments
     from driftproof.ppo import import_sb3

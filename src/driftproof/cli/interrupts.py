@@ -1,10 +1,9 @@
-"""Ctrl-C (SIGINT), a request to end (SIGTERM) and a closed terminal (SIGHUP), answered in one place.
+"""Handles Ctrl-C (SIGINT), a request to end (SIGTERM) and a closed terminal (SIGHUP).
 
-The handlers are installed once, before a command begins, and stay until it has ended, so that there is no moment in
-which a signal is lost. What the first signal does depends on what the command is doing: it raises
-``KeyboardInterrupt``; or, in :meth:`Interrupts.asking`, asks a training to finish and save; or, in
-:meth:`Interrupts.held`, waits. A second one raises ``KeyboardInterrupt``. Requests are remembered: code that swallows
-the exception delays the end of a command until somebody calls :meth:`Interrupts.check`.
+The handlers are installed once, before a command starts, and stay until it ends, so that no signal is lost. By default
+the first signal raises ``KeyboardInterrupt``; inside :meth:`Interrupts.asking` it asks training to finish and save;
+inside :meth:`Interrupts.held` it is deferred. A second signal raises ``KeyboardInterrupt``. Requests are remembered: if
+code swallows the exception, the next :meth:`Interrupts.check` raises it again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from driftproof.cli import terminal
 
 
 class Interrupts:
-    """Answers the signals that ask a command to stop.
+    """Handles the signals that ask a command to stop.
 
     Signals that were ignored before, as SIGHUP is under ``nohup``, still are.
     """
@@ -32,7 +31,7 @@ class Interrupts:
 
     def _reset(self) -> None:
         self.came = False
-        """Whether somebody has asked to stop."""
+        """Whether a signal has asked to stop."""
         self._is_urgent = False
         self._answer: Callable[[], object] | None = None
         self._is_shielded = False
@@ -41,7 +40,7 @@ class Interrupts:
         self._reset()
         self._before = {}
         terminal.find()
-        if threading.current_thread() is threading.main_thread():  # Others cannot.
+        if threading.current_thread() is threading.main_thread():  # Only it may install handlers.
             for number in INTERRUPTING:
                 # None: a handler that is not Python's.
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
@@ -55,20 +54,20 @@ class Interrupts:
             signal.signal(number, handler)
 
     def renew(self) -> None:
-        """Be in charge again, after a library may have put its own handlers in place."""
+        """Reinstall the handlers, after a library may have replaced them."""
         for number in self._before:
             if signal.getsignal(number) != self._handle:
                 signal.signal(number, self._handle)
 
     @contextmanager
     def asking(self, stop: Callable[[], object]) -> Iterator[None]:
-        """The first signal calls ``stop``, which asks what runs meanwhile to finish and save.
+        """Inside the block, the first signal calls ``stop``, which asks the running code to finish and save.
 
         Raises:
-            KeyboardInterrupt: A signal came before; or a second one.
+            KeyboardInterrupt: A signal came before the block, or a second one inside.
         """
         before = self._answer
-        # First asked whether one came: it was not answered by stop.
+        # A signal that came before was not handled by stop.
         self.check()
         self._answer = stop
         try:
@@ -78,7 +77,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The first signal waits until the end: for what must not be left half-made.
+        """Defer the first signal until the end of the block, which must not be left incomplete.
 
         Raises:
             KeyboardInterrupt: At the end, if a signal came; at once, if it is the second one.
@@ -89,7 +88,7 @@ class Interrupts:
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
-        """No signal interrupts what is short and has to be completed."""
+        """No signal interrupts the block, which must be short."""
         before, self._is_shielded = self._is_shielded, True
         try:
             yield
@@ -97,10 +96,10 @@ class Interrupts:
             self._is_shielded = before
 
     def check(self) -> None:
-        """Stop if that was asked for, and what runs is not finishing because of it.
+        """Raise if a stop was requested, unless the running code is already finishing because of it.
 
         Raises:
-            KeyboardInterrupt: It was.
+            KeyboardInterrupt: A stop was requested.
         """
         if self.came and not self._is_shielded and (self._is_urgent or self._answer is None):
             raise KeyboardInterrupt
@@ -113,7 +112,7 @@ class Interrupts:
             self.came = True
             if self._answer is not None:
                 self._answer()
-        elif is_hangup:  # Shells repeat it.
+        elif is_hangup:  # Shells send it repeatedly.
             return
         else:
             self._is_urgent = True
@@ -125,4 +124,4 @@ def _wait() -> None:
 
 
 interrupts = Interrupts()
-"""Those of the command that this process runs."""
+"""Signal handling of this process."""

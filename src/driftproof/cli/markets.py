@@ -52,7 +52,7 @@ def infer(
     if (target := output) is None:
         target = Path("signals.csv") if found.folder is None else own_file(found.folder, SIGNALS)
     options: dict[str, Any] = {"buy": buy, "sell": sell, "deadzone": deadzone, "cvar_alpha": cvar_alpha}
-    # An agent does not know which features it learned with, but its run does.
+    # Checkpoints do not store the features, but the run's configuration does.
     options["features"] = None if found.folder is None else found.config().env.kwargs.get("features")
     load = {"timezone": timezone, "max_gap": max_gap, "columns": _columns(column)}
     try:
@@ -71,8 +71,8 @@ def _judge(found: agents.Found, data: Any, target: Path, options: dict[str, Any]
         signals = infer(found.load(), data, load=load, on_progress=on_progress, **options)
     signals.write(target)
     counts = {name: int((signals.signal == name).sum()) for name in ("BUY", "HOLD", "SELL")}
-    said = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    say(f"{len(signals):,} rows: {said}; written to {target}")
+    summary = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    say(f"{len(signals):,} rows: {summary}; written to {target}")
 
 
 def _stream(found: agents.Found, options: dict[str, Any], load: dict[str, Any]) -> None:
@@ -84,13 +84,13 @@ def _stream(found: agents.Found, options: dict[str, Any], load: dict[str, Any]) 
 def _columns(given: list[str] | None) -> dict[str, str] | None:
     pairs = [item.partition("=") for item in given or ()]
     if wrong := [name + equals + theirs for name, equals, theirs in pairs if not (name and theirs)]:
-        raise CommandError(f"--column {wrong[0]} must be a name of ours and what the file calls it: timestamp=Date")
+        raise CommandError(f"--column {wrong[0]} must be a column's name here and in the file, such as timestamp=Date")
     return {name: theirs for name, _, theirs in pairs} or None
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], object] | None]:
-    """Shows how far it is, on a terminal."""
+    """Show a progress bar, on a terminal."""
     if not sys.stdout.isatty():
         yield None
         return

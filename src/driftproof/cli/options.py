@@ -43,10 +43,10 @@ Trusted: TypeAlias = Annotated[
 def read_config(
     config: Path | None, env: str | None, overrides: list[str] | None, trusted: list[str] | None = None
 ) -> Config:
-    """The configuration that the options of a command say.
+    """The configuration given by a command's options.
 
     Raises:
-        CommandError: They say nothing.
+        CommandError: No option gives one, or the file does not exist.
     """
     from driftproof.config import load
 
@@ -58,10 +58,10 @@ def read_config(
 
 
 def trust_in(modules: list[str] | None) -> Trust:
-    """What the user of this command trusts: modules, which may lie in the working directory.
+    """The modules that the user trusts; they may be in the working directory.
 
     Raises:
-        CommandError: Something is not the name of a module.
+        CommandError: A name is not that of a module.
     """
     from driftproof._trust import Trust
 
@@ -72,19 +72,19 @@ def trust_in(modules: list[str] | None) -> Trust:
 
 
 def changes(env: str | None, overrides: list[str] | None) -> list[str]:
-    """What the command line changes about a configuration.
+    """Overrides of a configuration from the command line.
 
     Raises:
-        CommandError: The environment has no name.
+        CommandError: The environment's id is empty.
     """
     if env == "":
         raise CommandError("--env '' must be a Gymnasium id, or module:Id")
-    # In quotes, since a colon means something in YAML.
+    # In quotes, since a colon has a meaning in YAML.
     return [*([] if env is None else [f"env.id={json.dumps(env)}"]), *(overrides or [])]
 
 
 def use_threads(config: Config) -> None:
-    """As many of torch's as configured."""
+    """Set the number of torch threads as configured."""
     import torch
 
     if config.run.threads is not None:
@@ -94,8 +94,8 @@ def use_threads(config: Config) -> None:
 def check_resume(
     resume: str | None, config: Path | None, env: str | None, name: str | None, origin: str | None = None
 ) -> None:
-    """Refuse options that say what a run is, for one that goes on as it was begun."""
+    """Refuse options that define a run together with ``--resume``."""
     options = {"CONFIG": config, "--env": env, "--name": name, "--from": origin}
     given = [option for option, value in options.items() if value is not None]
     if resume is not None and given:
-        raise CommandError(f"--resume goes on with the configuration in the run's folder: leave out {', '.join(given)}")
+        raise CommandError(f"--resume uses the configuration in the run's folder: leave out {', '.join(given)}")

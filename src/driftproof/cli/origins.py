@@ -1,4 +1,4 @@
-"""``driftproof train --from``: runs that begin with what another agent has learned."""
+"""``driftproof train --from``: runs that start from another agent's weights and statistics."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ ORIGIN, AGENT = "origin.json", "origin.zip"
 
 @dataclass(frozen=True)
 class Origin:
-    """The agent that a run begins with.
+    """The agent that a run starts from.
 
     Attributes:
-        found: Where it is.
-        checkpoint: What its file holds.
+        found: The agent on disk.
+        checkpoint: Content of its file.
     """
 
     found: agents.Found
     checkpoint: Checkpoint
 
     def config(self, env: str | None, overrides: list[str] | None) -> Config:
-        """The settings of the agent's run, or of its checkpoint, with some changes.
+        """The settings of the agent's run, or of its checkpoint, with overrides.
 
         Raises:
-            CommandError: Nothing says in which environment to train.
+            CommandError: The environment is unknown, or the checkpoint has no settings.
         """
         from driftproof.config import ConfigError
         from driftproof.config.from_agent import config_from
@@ -45,7 +45,7 @@ class Origin:
             return self.found.config(changed)
         path = self.found.checkpoint
         if env is None and not any(change.startswith(("env=", "env.id=")) for change in changed):
-            raise CommandError(f"{path} does not say what the agent was trained in: give --env ID, or a CONFIG")
+            raise CommandError(f"{path} does not name the agent's environment: give --env ID, or a CONFIG")
         tree, config = self.checkpoint.tree, self.checkpoint.config
         if not isinstance(config.get("settings"), dict) or not isinstance(config.get("n_envs"), int):
             raise CommandError(f"{path} has no settings to build an agent with: give a CONFIG")
@@ -53,11 +53,11 @@ class Origin:
             normalizer = tree.get("normalizer") or {}
             return config_from(config["settings"], config["n_envs"], normalizer, changed, self.found.trust)
         except ConfigError as error:
-            advice = f"these are settings of {path}: give a CONFIG file, whose networks are the same"
+            advice = f"these are settings of {path}: give a CONFIG file with the same networks"
             raise ConfigError([*error.problems, advice]) from error
 
     def begin(self, agent: DistributionalPPO) -> dict[str, Any]:
-        """Give the agent what there is, and say so; what to record of it."""
+        """Copy what fits to the agent, and print a report; returns what to record in the run folder."""
         from driftproof.ppo import warm_start
         from driftproof.state import CheckpointError
 
@@ -68,7 +68,7 @@ class Origin:
         say("\n".join([f"begins with {self.found.checkpoint}", *report]))
         counters = self.checkpoint.tree.get("counters")
         steps = counters.get("num_timesteps") if isinstance(counters, dict) else None
-        # JSON is not written with numbers of thousands of digits, which the tree may hold.
+        # A damaged tree may hold integers of thousands of digits, which JSON cannot be written with.
         is_count = type(steps) is int and 0 <= steps < 2**53
         where = {"checkpoint": str(self.found.checkpoint.resolve()), "created": self.checkpoint.created}
         return {**where, "num_timesteps": steps if is_count else None, "report": report}
@@ -86,19 +86,19 @@ def find(
 
     if source is None:
         if member is not None or best:
-            raise CommandError("--member and --best choose the agent to begin with: give --from RUN")
+            raise CommandError("--member and --best choose the agent to start from: give --from RUN")
         return None
     found = agents.find(source, runs_dir, member, best, trusted)
     checkpoint = read(found.checkpoint)
     if not isinstance(checkpoint.tree, dict):
-        raise CommandError(f"{found.checkpoint} holds no agent")
+        raise CommandError(f"{found.checkpoint} does not hold an agent")
     return Origin(found, checkpoint)
 
 
 def record(folder: Path, agent: DistributionalPPO, origin: dict[str, Any]) -> None:
-    """Write into the folder of a run what it begins with, and where that came from.
+    """Save in the run folder the agent that the run starts from, and where it came from.
 
-    A run that ends before its first update begins with it again when it is resumed.
+    A run that is interrupted before its first checkpoint starts from it again when it is resumed.
     """
     from driftproof.state import write_atomically
 
@@ -107,7 +107,7 @@ def record(folder: Path, agent: DistributionalPPO, origin: dict[str, Any]) -> No
 
 
 def recorded(folder: Path) -> Checkpoint | None:
-    """What a run began with; ``None``: nothing that was learned before."""
+    """The checkpoint that a run started from; ``None``: it started from scratch."""
     from driftproof.state import read
 
     return read(folder / AGENT) if (folder / AGENT).is_file() else None

@@ -25,7 +25,7 @@ def report(
     from driftproof.report import write_report
 
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
-        raise CommandError(f"--output {output} must end in .html: that is what a report is")
+        raise CommandError(f"--output {output} must end in .html")
     folders = [runs.find(each, runs_dir) for each in run]
     target = output or own_file(folders[0] if len(folders) == 1 else runs_dir, REPORT)
     try:
@@ -43,7 +43,7 @@ def export(
     runs_dir: RunsDir = Path("runs"),
     trust: Trusted = None,
 ) -> None:
-    """Write an agent as an ONNX file. Memory is input and output, normalisation is included; the file is checked."""
+    """Write an agent as an ONNX file: recurrent states are inputs and outputs, normalisation is included."""
     from driftproof.export import ExportError, export_onnx
 
     found = agents.find(run, runs_dir, member, best, trust)

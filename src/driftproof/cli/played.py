@@ -1,4 +1,4 @@
-"""Environments to evaluate in, whose errors are told in a line."""
+"""Environments for evaluation, whose errors are shown in one line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from driftproof.config.names import describe_error
 
 
 class Played(VecEnvWrapper):
-    """Says whose error it is when an environment raises one.
+    """Reports errors of environments as :class:`CommandError`.
 
     Args:
         venv: The environments.
-        env_id: What they are called.
+        env_id: Id of the environment.
     """
 
     def __init__(self, venv: VecEnv, env_id: str) -> None:
@@ -38,10 +38,10 @@ class Played(VecEnvWrapper):
             raise self._broken(error) from error
 
     def close(self) -> None:
-        # A process that has ended cannot be asked to close, and why it has is on its way already.
+        # A process that has ended cannot be closed, and its error is being raised already.
         with contextlib.suppress(*((EOFError, OSError) if self._is_broken else ())):
             super().close()
 
     def _broken(self, error: Exception) -> CommandError:
         self._is_broken = True
-        return CommandError(f"{self._env_id} broke in evaluation: {describe_error(error)}; fix it, then evaluate again")
+        return CommandError(f"{self._env_id} failed in evaluation: {describe_error(error)}; fix it and retry")

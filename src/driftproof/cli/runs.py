@@ -1,4 +1,4 @@
-"""Folders of runs: made, found again, and what is in them."""
+"""Creates, finds and reads run folders."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
     from driftproof.config import Config
 
 _SHOWN = 10
-"""Names of runs in a message."""
+"""Largest number of runs named in a message."""
 
 
 def check_free(runs_dir: Path, name: str | None, command: str) -> None:
     """Refuse a name that is taken.
 
     Args:
-        runs_dir: Where folders of runs are.
-        name: Of the run; ``None``: one that is free will be found.
-        command: That would go on with a run.
+        runs_dir: Folder of run folders.
+        name: Name of the run; ``None``: a free one will be chosen.
+        command: Command that would resume the run.
     """
     if name is None:
         return
     if not name or name in (".", "..") or "/" in name or "\\" in name:
-        raise CommandError(f"--name {name!r} must be the name of a folder; where it lies is --runs-dir")
+        raise CommandError(f"--name {name!r} must be the name of a folder; --runs-dir is where it is created")
     folder = runs_dir / name
     if folder.exists():
         raise CommandError(
-            f"{folder} exists: choose another --name, or go on with it: driftproof {command} --resume {folder}"
+            f"{folder} exists: choose another --name, or resume it: driftproof {command} --resume {folder}"
         )
 
 
 def create(runs_dir: Path, name: str | None, config: Config, command: str) -> Path:
-    """Make the folder of a new run, with its configuration in it.
+    """Create the folder of a new run, with its configuration.
 
-    It counts as this user's own from then on, with all that it names.
+    From then on the configuration is trusted as this user's own, with all modules that it names.
 
     Raises:
-        CommandError: The name is taken, or nothing can be written there.
-        ConfigError: It names something that this user has not trusted, whether this run needs it or not.
+        CommandError: The name is taken, or the folder cannot be written.
+        ConfigError: It names an untrusted module, whether this run needs it or not.
     """
     from driftproof.config import dumps
     from driftproof.config.names import check_address, check_names, home_of
@@ -83,11 +83,11 @@ def create(runs_dir: Path, name: str | None, config: Config, command: str) -> Pa
 
 @contextmanager
 def created(runs_dir: Path, name: str | None, config: Config, command: str) -> Iterator[Path]:
-    """The folder of a new run, which is removed if somebody interrupts before anything is saved in it.
+    """Create the folder of a new run, and remove it if the run is interrupted before anything is saved.
 
     Raises:
-        CommandError: The name is taken, or nothing can be written there.
-        Stopped: Nothing was saved.
+        CommandError: The name is taken, or the folder cannot be written.
+        Stopped: The run was interrupted before anything was saved.
     """
     folder = None
     try:
@@ -103,12 +103,12 @@ def created(runs_dir: Path, name: str | None, config: Config, command: str) -> I
 
 
 def discard(folder: Path) -> None:
-    """Remove the folder of a run of which nothing was saved."""
+    """Remove the folder of a run without saved state."""
     shutil.rmtree(folder)
 
 
 def _made(runs_dir: Path, env_id: str) -> Path:
-    """A folder named after the environment, with a number if there is one already."""
+    """Create a folder named after the environment, with a number if the name is taken."""
     plain = re.sub(r"[^a-z0-9.]+", "-", env_id.rpartition(":")[2].lower()).strip("-.") or "run"
     number = 1
     while True:
@@ -131,13 +131,13 @@ def find(run: str | Path, runs_dir: Path) -> Path:
         if (folder / CONFIG).is_file():
             return folder
     if Path(run).is_dir():
-        raise CommandError(f"{run} is not the folder of a run: there is no {CONFIG} in it")
+        raise CommandError(f"{run} is not a run folder: there is no {CONFIG} in it")
     names = sorted(path.parent.name for path in runs_dir.glob(f"*/{CONFIG}"))
     raise CommandError(f"there is no run {str(run)!r}{_instead(str(run), names, runs_dir)}")
 
 
 def _instead(name: str, names: list[str], runs_dir: Path) -> str:
-    """Which run may have been meant, or which there are."""
+    """Suggests a similar name, or lists the runs."""
     if (near := closest(name, names)) is not None:
         return f"; did you mean {near!r}?"
     shown = [*names[:_SHOWN], *([f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])]
@@ -147,16 +147,16 @@ def _instead(name: str, names: list[str], runs_dir: Path) -> str:
 def read(
     folder: Path, overrides: list[str] | None, changeable: Collection[str], trusted: list[str] | None = None
 ) -> Config:
-    """The configuration of a run that goes on, with some settings changed; :func:`keep` writes them down.
+    """The configuration of a run to resume, with overrides; :func:`keep` saves them.
 
     Args:
-        folder: Of the run.
-        overrides: Changes.
-        changeable: Settings that may be others than when it was begun, by their places.
+        folder: Run folder.
+        overrides: Overrides of its configuration.
+        changeable: Paths of the settings that may change when a run is resumed.
         trusted: Modules whose code the configuration may name.
 
     Raises:
-        CommandError: Others would change.
+        CommandError: Another setting would change.
     """
     from driftproof.config import keys, load
 
@@ -165,12 +165,12 @@ def read(
     changed = [keys.dotted(path) for path in keys.settings() if keys.at(before, path) != keys.at(config, path)]
     if wrong := [name for name in changed if name not in changeable]:
         can = ", ".join(changeable)
-        raise CommandError(f"{wrong[0]} makes the run what it is, and cannot change when it goes on; these can: {can}")
+        raise CommandError(f"{wrong[0]} cannot change when a run is resumed; these can: {can}")
     return config
 
 
 def keep(folder: Path, config: Config) -> None:
-    """Write down the settings with which a run goes on, once it is known that it can."""
+    """Save the settings of a resumed run, once it is known that it can be resumed."""
     from driftproof.config import dumps, load
     from driftproof.config.ownership import mark, owned
     from driftproof.state import write_atomically

@@ -1,4 +1,4 @@
-"""The terminal of a command, which may be closed while the command goes on."""
+"""The terminal of a command, which may be closed while the command runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _terminals: list[int] = []
 
 
 def find() -> None:
-    """Note which of the standard streams are terminals."""
+    """Record which standard streams are terminals."""
     _terminals[:] = [stream for stream in (0, 1, 2) if os.isatty(stream)]
 
 
 def leave() -> None:
-    """Read nothing from the terminal any more, and write nothing to it; may be called by a signal handler."""
+    """Redirect the terminal's streams to the null device; safe in signal handlers."""
     with contextlib.suppress(OSError):
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in _terminals:
@@ -23,7 +23,7 @@ def leave() -> None:
 
 
 def leave_if_closed() -> None:
-    """Do not fail to write to a terminal that is gone, as that of a process that ``disown`` keeps from hang-ups."""
+    """Redirect the streams if the terminal is gone, as after ``disown``, so that writing does not fail."""
     if not all(os.isatty(stream) for stream in _terminals):
         leave()
         _terminals.clear()

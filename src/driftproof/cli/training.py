@@ -52,10 +52,10 @@ def train(
     best: Best = False,
     trust: Trusted = None,
 ) -> None:
-    """Train an agent. Ctrl-C finishes the update, saves, and says how to go on; a second one stops at once.
+    """Train an agent. Ctrl-C finishes the update, saves, and shows how to resume; a second one stops at once.
 
-    With --from, it begins with what another agent has learned. Its settings are then that agent's, if no CONFIG is
-    given; --env and --set change them.
+    With --from, training starts from another agent's weights and statistics. Without a CONFIG, its settings are that
+    agent's too; --env and --set change them.
     """
     check_resume(resume, config, env, name, source)
     if resume is None:
@@ -99,13 +99,13 @@ def _built(settings: Config) -> DistributionalPPO:
 
 
 def _restore(agent: DistributionalPPO, folder: Path) -> None:
-    """Put an agent where the last checkpoint is; without one it begins anew, with what its run began with."""
+    """Load the last checkpoint; without one, the agent that the run started from, if any."""
     from driftproof.state import CheckpointStore
 
     store = CheckpointStore(folder / CHECKPOINTS)
     if blocked := [path for path in store.list() if not path.is_file()]:
-        # One of these names is where a checkpoint will be written.
-        raise CommandError(f"{blocked[0]} is no regular file; remove it, then resume")
+        # A checkpoint could not be written under this name.
+        raise CommandError(f"{blocked[0]} is not a regular file; remove it, then resume")
     checkpoint = store.load_latest()
     if checkpoint is None and not store.list():
         checkpoint = origins.recorded(folder)
@@ -118,7 +118,7 @@ def _restore(agent: DistributionalPPO, folder: Path) -> None:
 
 @contextmanager
 def _does_not_fit(folder: Path) -> Iterator[None]:
-    """Errors of a state that was written with another configuration, or by somebody else, in one line."""
+    """Report a state that does not fit the configuration in one line."""
     from driftproof._files import DAMAGES, described
     from driftproof.state import CheckpointError
 
@@ -130,7 +130,7 @@ def _does_not_fit(folder: Path) -> Iterator[None]:
 
 
 def _learn(agent: DistributionalPPO, settings: Config, folder: Path) -> bool:
-    """Train to the end, or until somebody interrupts; whether there was anything left to do."""
+    """Train to the end, or until interrupted; returns whether there was anything left to do."""
     from driftproof.runs.folder import RunFolder
 
     run = RunFolder(folder)
@@ -166,7 +166,7 @@ def _train(agent: DistributionalPPO, settings: Config, run: RunFolder, total: in
             screen.say("finishing this update, then saving; once more stops at once")
 
         with interrupts.asking(stop):
-            # First what is logged: a row that is written twice counts once, one that is missing is lost.
+            # Log before saving: a row that is written twice counts once, but a missing one is lost.
             callbacks = [LogDrift(), LogRun(run, status, screen), saving]
             try:
                 left = settings.run.total_timesteps - agent.num_timesteps
@@ -177,22 +177,22 @@ def _train(agent: DistributionalPPO, settings: Config, run: RunFolder, total: in
                 how = "the last checkpoint is" if has_saved else "no checkpoint was written yet"
                 raise _stopped(folder, agent.num_timesteps, total, how) from None
     if interrupts.came and agent.num_timesteps < total:
-        how = "saved" if agent.worker.is_whole else "saved, but for running episodes (run.exact_resume: true is exact),"
+        how = "saved" if agent.worker.is_whole else "saved without running episodes (exact with run.exact_resume: true)"
         raise _stopped(folder, agent.num_timesteps, total, how)
 
 
 def _stopped(folder: Path, steps: int, total: int, how: str) -> Stopped:
     where = f"stopped at step {steps:,} of {total:,}; {how} in {folder}"
-    return Stopped(f"{where}. Go on: driftproof train --resume {folder}")
+    return Stopped(f"{where}. Resume: driftproof train --resume {folder}")
 
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Errors of a training in one line, with what to do."""
+    """Report errors of training in one line, with what to do."""
     from driftproof.learner.rollout import failure_of_environment
     from driftproof.ppo import TrainingError
 
-    advice = f"what was saved before is whole: fix it, then driftproof train --resume {folder}"
+    advice = f"earlier checkpoints are intact: fix the cause, then driftproof train --resume {folder}"
     try:
         yield
     except TrainingError as error:

@@ -44,7 +44,7 @@ def tune(
     resume: Resume = None,
     trust: Trusted = None,
 ) -> None:
-    """Train a population that searches hyper-parameters. Ctrl-C lets those who train finish, and says how to go on."""
+    """Train a population that searches hyper-parameters. Ctrl-C lets members finish and shows how to resume."""
     check_resume(resume, config, env, name)
     if resume is None:
         settings = read_config(config, env, overrides, trust)
@@ -77,7 +77,7 @@ def _run(runner: PBTRunner, settings: Config, folder: Path) -> None:
 
 
 def _check(settings: Config) -> None:
-    """Before there is a folder."""
+    """Check the settings before the run folder is created."""
     from driftproof.config import check
 
     check(settings, is_population=True)
@@ -93,7 +93,7 @@ def _population(settings: Config, folder: Path) -> PBTRunner:
 
 
 def _train(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalPPO:
-    """Train to the end, or until somebody interrupts; the best agent."""
+    """Train to the end, or until interrupted; returns the best agent."""
     from driftproof.pbt import FolderTakenError
 
     searched = [item.name for item in settings.pbt.hyperparams]
@@ -132,11 +132,11 @@ def _train(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalP
 
 def _stopped(folder: Path, updates: list[int], total: int) -> Stopped:
     done = f"stopped after {sum(updates):,} of {total * len(updates):,} updates; saved in {folder}"
-    return Stopped(f"{done}. Go on: driftproof tune --resume {folder}")
+    return Stopped(f"{done}. Resume: driftproof tune --resume {folder}")
 
 
 def _explained(error: RuntimeError, folder: Path) -> CommandError:
-    """What ended a run, in a line."""
+    """The error that ended a run, in one line."""
     lines = str(error).strip().splitlines()
     what = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
     return CommandError(f"{what}; fix it, then driftproof tune --resume {folder}")

@@ -1,4 +1,4 @@
-"""What a terminal shows of a training: a live view, or plain lines where there is none."""
+"""Shows the progress of training: a live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SIGNS = {
     "KL": "train/approx_kl",
     "entropy": "train/entropy_loss",
 }
-"""Vital signs, and the metrics that they are."""
+"""Names shown for the most important metrics."""
 
 _WIDE = 100
 _LEFT_OUT = ("critic divergence", "entropy")
-"""In the table of a population, on a terminal that is not so wide."""
+"""Metrics left out of a population's table on a narrow terminal."""
 _SECONDS_BETWEEN_LINES = 2.0
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTORY = 60
@@ -42,25 +42,25 @@ _LONGEST_NAME = 100
 
 
 class Status(Protocol):
-    """What there is to show."""
+    """Progress to show."""
 
     title: str
-    """Of the run."""
+    """Title of the run."""
     note: str
-    """Shown until the end."""
+    """Message that stays visible until the end."""
 
     def renderable(self) -> RenderableType:
-        """All of it, for a terminal."""
+        """The whole status, for a terminal."""
 
     def lines(self) -> Sequence[str]:
-        """What has changed, for a file."""
+        """Lines about what has changed since the last call."""
 
 
 class Screen:
-    """Shows a status: on a terminal all of it, again and again, and otherwise lines about what has changed.
+    """Shows a status: continuously on a terminal, elsewhere as lines about what has changed.
 
     Args:
-        status: Is asked, on a terminal by another thread.
+        status: The status; on a terminal, another thread reads it.
     """
 
     def __init__(self, status: Status) -> None:
@@ -85,16 +85,16 @@ class Screen:
             self._live.stop()
 
     def refresh(self) -> None:
-        """Something has changed."""
+        """Show that the status has changed."""
         if self._live is None:
             for line in self._status.lines():
                 _print(line)
 
     def say(self, note: str) -> None:
-        """Tell something, also from a signal handler, where nothing may be printed the usual way."""
+        """Show a message; safe in signal handlers."""
         self._status.note = note
         if self._live is None:
-            # An error would be raised in the midst of whatever the signal has interrupted.
+            # An error would be raised in the code that the signal has interrupted.
             with contextlib.suppress(OSError):
                 os.write(2, f"driftproof: {note}\n".encode())
 
@@ -104,19 +104,19 @@ def _print(line: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """A name from a file or an environment, which is neither markup nor more than its characters."""
+    """A name from a file or an environment, without markup and control characters."""
     from rich.markup import escape
 
     return escape(printable(text, _LONGEST_NAME))
 
 
 class AgentStatus:
-    """One agent in training.
+    """Status of one agent in training.
 
     Args:
-        title: Of the run.
-        done: Steps it has taken before.
-        total: Steps it is to take.
+        title: Title of the run.
+        done: Environment steps done before.
+        total: Environment steps in total.
     """
 
     def __init__(self, title: str, done: int, total: int) -> None:
@@ -125,10 +125,10 @@ class AgentStatus:
         self._done_before, self._began = done, time.monotonic()
         self._row: Mapping[str, float] = {}
         self._returns: list[float] = []
-        self._told_at = -math.inf
+        self._printed_at = -math.inf
 
     def update(self, row: Mapping[str, float]) -> None:
-        """After an update, what was logged of it."""
+        """Set the metrics of the last update."""
         self.steps, self._row = int(row["step"]), dict(row)
         if math.isfinite(value := row.get(RETURN, math.nan)):
             self._returns = [*self._returns[1 - _HISTORY :], value]
@@ -138,9 +138,9 @@ class AgentStatus:
         return (self.steps - self._done_before) / max(time.monotonic() - self._began, 1e-9)
 
     def lines(self) -> list[str]:
-        if time.monotonic() - self._told_at < _SECONDS_BETWEEN_LINES and self.steps < self.total:
+        if time.monotonic() - self._printed_at < _SECONDS_BETWEEN_LINES and self.steps < self.total:
             return []
-        self._told_at = time.monotonic()
+        self._printed_at = time.monotonic()
         signs = "".join(f"  {name} {value}" for name, value in signs_of(self._row).items())
         return [f"step {self.steps:,} of {self.total:,}  {self.steps_per_second:,.0f} steps/s{signs}"]
 
@@ -167,15 +167,15 @@ class AgentStatus:
 
 
 class PopulationStatus:
-    """A population in training.
+    """Status of a population in training.
 
     Args:
-        title: Of the run.
-        size: Members.
-        total: Updates of each.
-        shown: Hyper-parameters that are searched.
-        steps: Environment steps of an update.
-        metric: What members are compared by.
+        title: Title of the run.
+        size: Number of members.
+        total: Updates of each member.
+        shown: Names of the searched hyper-parameters.
+        steps: Environment steps per update.
+        metric: Name of the metric that members are compared by.
     """
 
     def __init__(self, title: str, size: int, total: int, shown: Sequence[str], steps: int, metric: str) -> None:
@@ -184,12 +184,12 @@ class PopulationStatus:
         self._began = time.monotonic()
         self._updates_before: int | None = None
         self._members: list[dict[str, Any]] = []
-        self._told_events: int | None = None
-        self._told_updates = [0] * size
+        self._printed_events: int | None = None
+        self._printed_updates = [0] * size
         self._news: list[str] = []
 
     def update(self, runner: PBTRunner) -> None:
-        """After something has changed in a population."""
+        """Set the state of the population."""
         marks = ["" for _ in range(self._size)]
         for event in runner.scheduler.events:
             if event.kind in ("exploit", "replace"):
@@ -220,23 +220,23 @@ class PopulationStatus:
 
     def _take_news(self, runner: PBTRunner) -> None:
         events = runner.scheduler.events
-        if self._told_events is None:
-            self._told_events, self._told_updates = len(events), list(runner.updates)
+        if self._printed_events is None:
+            self._printed_events, self._printed_updates = len(events), list(runner.updates)
             return
         for member, updates in enumerate(runner.updates):
-            if updates != self._told_updates[member]:
+            if updates != self._printed_updates[member]:
                 signs = signs_of(runner.latest.get(member, {}))
                 signs.pop("return", None)
                 signs = {self._metric: number(runner.scheduler.members[member].performance), **signs}
-                told = "".join(f"  {name} {value}" for name, value in signs.items())
-                self._news.append(f"member {member}  update {updates} of {self._total}{told}")
-        for event in events[self._told_events :]:
+                metrics = "".join(f"  {name} {value}" for name, value in signs.items())
+                self._news.append(f"member {member}  update {updates} of {self._total}{metrics}")
+        for event in events[self._printed_events :]:
             if event.kind in ("exploit", "replace"):
                 changes = [f"{name} {number(old)} → {number(new)}" for name, (old, new) in event.mutated.items()]
                 self._news.append("  ".join([f"member {event.member}", f"takes over from {event.donor}", *changes]))
             elif event.kind in ("restart", "undo"):
                 self._news.append(f"member {event.member}  {event.kind}  {event.detail}")
-        self._told_events, self._told_updates = len(events), list(runner.updates)
+        self._printed_events, self._printed_updates = len(events), list(runner.updates)
 
     def renderable(self) -> RenderableType:
         from rich.console import Group
@@ -263,7 +263,7 @@ class PopulationStatus:
         for head in ("", "updates", _plain(self._metric), *heads):
             table.add_column(head, justify="right", vertical="bottom", no_wrap=True)
         table.add_column("took over\nfrom", no_wrap=True)
-        # The best first, so that a small terminal shows them.
+        # The best first, so that a small terminal shows it.
         order = sorted(range(len(self._members)), key=lambda i: not self._members[i]["is_best"])
         for i in order:
             member = self._members[i]
@@ -276,7 +276,7 @@ class PopulationStatus:
 
 
 def signs_of(row: Mapping[str, float]) -> dict[str, str]:
-    """Vital signs that there are, as text."""
+    """The most important metrics of a row, as text."""
     signs = {}
     for name, metric in SIGNS.items():
         if metric in row:
@@ -285,7 +285,7 @@ def signs_of(row: Mapping[str, float]) -> dict[str, str]:
 
 
 def number(value: Any) -> str:
-    """In a few digits; a dash for what there is not."""
+    """A number in few digits; a dash if it is missing."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -297,14 +297,14 @@ def number(value: Any) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A small picture of how they went."""
+    """Values as a line of bars."""
     low, high = min(values), max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)
 
 
 def progress_bar(done: int, total: int, rate: str, began: float) -> Table:
-    """A bar with numbers behind it."""
+    """A progress bar, followed by numbers."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
