@@ -187,8 +187,8 @@ def test_an_environment_that_breaks_in_evaluation_is_told(trained, capsys):
 
 def test_an_agent_does_not_play_where_it_cannot(trained, capsys):
     folder, _ = trained
-    assert "the agent observes Box(" in error(capsys, "evaluate", folder, "--env", "Pendulum-v1")
-    assert "the agent does Discrete(2)" in error(
+    assert "the agent has the observation space Box(" in error(capsys, "evaluate", folder, "--env", "Pendulum-v1")
+    assert "the agent has the action space Discrete(2)" in error(
         capsys, "evaluate", folder, "--env", "tests.cli.worlds:ThreeActions-v0"
     )
 

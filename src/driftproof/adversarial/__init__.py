@@ -1,4 +1,4 @@
-"""Observations made worse on purpose: attacks, training against them, and evaluation under them."""
+"""Adversarial attacks on observations: training against them, and evaluation under them."""
 
 from driftproof.adversarial.attacks import StatePerturbation
 from driftproof.adversarial.evaluation import AttackResult, Robustness, evaluate_under_attack

@@ -1,4 +1,4 @@
-"""Worst-case observations: where, within a small ball around what is seen, does an objective become large?"""
+"""Worst-case perturbations: search a small ball around observations for a maximum of an objective."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from driftproof.state.generators import torch_generator
 from driftproof.state.schema import Rule, check, numbers, scalar, table, text
 
 Objective: TypeAlias = Callable[[Observation], Tensor]
-"""From observations to what the attack makes large, one number for each or their sum."""
+"""Objective that the attack maximises: one number per observation, or their sum."""
 
 _WHOLE = ""
-"""Name of the only part of an observation without keys."""
+"""Key of an observation that is not a dictionary."""
 _SEED = 0xAD7E25
-"""Keeps an attack's random numbers apart from others that come from the same seed."""
+"""Separates an attack's random numbers from others of the same seed."""
 
 
 storable(PerturbationConfig)
@@ -45,10 +45,10 @@ class _Part(NamedTuple):
     """How a part of observations is perturbed.
 
     Attributes:
-        rank: Axes of one observation; ``None``: all but the first.
-        scale: What a distance of 1 is in the numbers of the tensor.
-        low: Least number.
-        high: Largest.
+        rank: Number of axes of one observation; ``None``: all but the first.
+        scale: Size of a distance of 1 in units of the tensor.
+        low: Lower bound.
+        high: Upper bound.
     """
 
     rank: int | None
@@ -58,18 +58,18 @@ class _Part(NamedTuple):
 
 
 class StatePerturbation:
-    """Moves observations within a ball to where an objective is large.
+    """Perturbs observations within a ball, to maximise an objective.
 
-    Gradients are taken with respect to observations alone: those of parameters stay what they are, to the bit. Random
-    numbers come from a generator of its own. Nothing is read back from the device.
+    Gradients are taken with respect to observations only; those of parameters stay unchanged. It has its own random
+    generator, and does not synchronise with the device.
 
     Args:
-        config: How far, and how.
-        observation_space: Of observations with any leading axes, such as whole sequences: every Box is perturbed, and
-            what is no Box stays as it is. ``None``: a tensor of floats whose first axis is the batch.
+        config: Radius, norm and search.
+        observation_space: Space of observations, which may have leading axes, such as whole sequences. Every Box is
+            perturbed, other spaces are not. ``None``: a tensor of floats whose first axis is the batch.
         images_are_divided: Whether the policy divides images by 255 (``normalize_images``).
-        device: Where observations are.
-        seed: Of the random generator; ``None``: another every time.
+        device: Device of observations.
+        seed: Seed of the random generator; ``None``: a random one.
 
     Raises:
         ValueError: Nothing in the observation space can be perturbed.
@@ -104,14 +104,14 @@ class StatePerturbation:
         epsilon: Size | None = None,
         is_flat_at_clean: bool = False,
     ) -> Observation:
-        """Observations within the ball at which the objective is large, without a graph; numbers become floats.
+        """Observations in the ball that maximise the objective, as detached floats.
 
         Args:
-            observation: ``[..., *shape]``, or a dictionary of these.
-            objective: Differentiable. For recurrent policies a function of whole sequences: what an observation does
-                to later steps is then seen too.
+            observation: Clean observations ``[..., *shape]``, or a dictionary of these.
+            objective: Differentiable function. For recurrent policies use one of whole sequences, so that effects on
+                later steps count too.
             epsilon: Radius, a number or a 0-dim tensor, instead of the one in ``config``.
-            is_flat_at_clean: Whether its gradient is zero at the clean observation, as that of a distance from it is.
+            is_flat_at_clean: Whether the objective's gradient is zero at the clean observation, as for a distance.
         """
         size, clean = self._radius(epsilon), self._select(observation)
         starts_anywhere = self.config.random_init or is_flat_at_clean
@@ -125,28 +125,28 @@ class StatePerturbation:
         return self._put(observation, {key: self._moved(key, part, offsets[key]) for key, part in clean.items()})
 
     def generate_perturbation(self, state: Tensor, loss_fn: Objective) -> Tensor:
-        """What :meth:`perturb` adds to observations ``[B, ...]``, rounded as they are."""
+        """The offsets that :meth:`perturb` adds to observations ``[B, ...]``."""
         perturbed = self.perturb(state, loss_fn)
         assert isinstance(perturbed, Tensor)
         return perturbed - state
 
     def random(self, observation: Observation, *, epsilon: Size | None = None) -> Observation:
-        """Observations drawn evenly from the ball."""
+        """Observations drawn uniformly from the ball."""
         size, clean = self._radius(epsilon), self._select(observation)
         offsets = {key: self._first(key, part, size) for key, part in clean.items()}
         self._count(offsets, gradients=0)
         return self._put(observation, {key: self._moved(key, part, offsets[key]) for key, part in clean.items()})
 
     def move(self, observation: Observation, directions: Tensor, *, epsilon: Size | None = None) -> Observation:
-        """Observations moved as somebody says.
+        """Observations perturbed in given directions.
 
         Args:
             observation: ``[..., *shape]``, or a dictionary of these.
-            directions: ``[..., size]`` from -1 to 1, what to move every number by as a share of ``epsilon``.
+            directions: Offsets ``[..., size]`` from -1 to 1, as a share of ``epsilon``.
             epsilon: Radius, instead of the one in ``config``.
 
         Raises:
-            ValueError: There are more or fewer directions than numbers.
+            ValueError: The number of directions is wrong.
         """
         radius, clean, offsets = self._radius(epsilon), self._select(observation), {}
         ranks = {key: self._rank(key, part) for key, part in clean.items()}
@@ -161,15 +161,15 @@ class StatePerturbation:
         return self._put(observation, {key: self._moved(key, part, offsets[key]) for key, part in clean.items()})
 
     def norms(self, clean: Observation, perturbed: Observation) -> Tensor:
-        """How far observations were moved ``[...]``, in units of ``epsilon``'s; of dictionaries, the farthest part."""
+        """Norms of perturbations ``[...]``, in units of ``epsilon``; the largest part's for dictionaries."""
         before, after = self._select(clean), self._select(perturbed)
         return self._norms({key: after[key] - part for key, part in before.items()})
 
     def statistics(self) -> dict[str, Tensor]:
-        """What has been done up to now, as 0-dim tensors.
+        """Counters so far, as 0-dim tensors.
 
         ``attacks``: calls; ``observations``: in all of them; ``gradients``: forward and backward passes;
-        ``mean_norm`` and ``max_norm``: how far observations were moved.
+        ``mean_norm`` and ``max_norm``: norms of the perturbations.
         """
         totals = {name: tensor.clone() for name, tensor in self._totals.items()}
         mean = totals.pop("norm_sum") / totals["observations"].clamp_min(1)
@@ -185,7 +185,7 @@ class StatePerturbation:
         self.reset_statistics()
 
     def reset_statistics(self) -> None:
-        """Count from zero."""
+        """Reset the counters."""
         for tensor in self._totals.values():
             tensor.zero_()
 
@@ -195,7 +195,7 @@ class StatePerturbation:
         return {"counters": counters, "device": self.device.type, "generator": self.generator.get_state()}
 
     def check_state_dict(self, state_dict: Any) -> None:
-        """Raise a ``CheckpointError`` unless these are such counters and such a generator."""
+        """Raise a ``CheckpointError`` unless this is a valid state."""
         rules: dict[str, Rule] = {
             "counters": table(dict.fromkeys(self._totals, scalar(at_least=0))),
             "device": text,
@@ -206,7 +206,7 @@ class StatePerturbation:
             torch_generator(self.device)(state_dict["generator"], ("attack", "generator"))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on as the saved one would have; the generator of another kind of device is of no use, and left aside.
+        """Restore a saved state; the generator's state is skipped if it is of another kind of device.
 
         Raises:
             CheckpointError: The state does not fit; nothing has changed.
@@ -244,12 +244,12 @@ class StatePerturbation:
         return epsilon
 
     def _select(self, observation: Observation) -> dict[str, Tensor]:
-        """The parts that are perturbed, as floats without a graph."""
+        """The parts that are perturbed, as detached floats."""
         named = observation if isinstance(observation, dict) else {_WHOLE: observation}
         if missing := [key for key in self._parts if key not in named]:
             raise ValueError(f"the observation lacks {missing}: it has {sorted(named)}")
         parts = {key: named[key].detach() for key in self._parts}
-        # Not in less than 32 bits, in which no ball is round.
+        # At least 32 bits: fewer are too coarse for small balls.
         return {key: part.to(torch.promote_types(part.dtype, torch.float32)) for key, part in parts.items()}
 
     def _put(self, observation: Observation, parts: Mapping[str, Tensor]) -> Observation:
@@ -260,7 +260,7 @@ class StatePerturbation:
         return part.dim() - 1 if rank is None else rank
 
     def _first(self, key: str, clean: Tensor, size: Size | None) -> Tensor:
-        """Where the search begins: anywhere in the ball of that size, or at its centre."""
+        """Start of the search: a random point in the ball of that size, or its centre."""
         if size is None:
             return torch.zeros_like(clean)
         norm, rank = self.config.norm_type, self._rank(key, clean)
@@ -286,7 +286,7 @@ class StatePerturbation:
         return self._clip(key, clean, project(ahead, size * scale, norm, rank))
 
     def _clip(self, key: str, clean: Tensor, offsets: Tensor) -> Tensor:
-        """Offsets that lead out of the range of observations no further than the clean ones are already."""
+        """Offsets clipped so that observations stay in their range, or no further outside than the clean ones."""
         part = self._parts[key]
         if part.low > -math.inf:
             offsets = torch.maximum(offsets, (part.low - clean).clamp_max(0))
@@ -295,7 +295,7 @@ class StatePerturbation:
         return offsets
 
     def _moved(self, key: str, clean: Tensor, offsets: Tensor) -> Tensor:
-        """The perturbed observations, in the ball and in their range in spite of rounding."""
+        """The perturbed observations, in the ball and in their range despite rounding."""
         result, part = moved(clean, offsets), self._parts[key]
         if part.low > -math.inf:
             result = torch.maximum(result, clean.clamp_max(part.low))

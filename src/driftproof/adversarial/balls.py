@@ -1,4 +1,4 @@
-"""Balls around observations: a random point in one, the way up a gradient, and back inside."""
+"""Norm balls around observations: sampling, steepest ascent and projection."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from driftproof.settings.adversarial import NormType
 Size: TypeAlias = float | Tensor
 
 _INSIDE = 1 - 1e-6
-"""A factor that keeps a rescaled vector within its length, however it is rounded."""
+"""Factor that keeps a rescaled vector within its length despite rounding."""
 
 
 def norms(offsets: Tensor, norm: NormType, rank: int) -> Tensor:
     """Length of every offset ``[...]``.
 
     Args:
-        offsets: ``[..., *shape]``.
-        norm: Which one.
-        rank: How many axes one observation has, 0 to all.
+        offsets: Offsets ``[..., *shape]``.
+        norm: The norm.
+        rank: Number of axes of one observation, 0 to all.
     """
     flat = _flat(offsets, rank)
     return flat.abs().amax(-1) if norm == "linf" else _lengths(flat).squeeze(-1)
 
 
 def random_offsets(like: Tensor, size: Size, norm: NormType, rank: int, generator: torch.Generator) -> Tensor:
-    """Points drawn evenly from the balls of this size around zero, one for every observation."""
+    """Points drawn uniformly from balls of this size around zero, one for every observation."""
     if norm == "linf":
         return torch.rand(like.shape, generator=generator, device=like.device, dtype=like.dtype).mul_(2).sub_(1) * size
-    # A direction, and a radius whose power is even: most of a ball is near its surface.
+    # A random direction, and a radius whose n-th power is uniform, as most of a ball is near its surface.
     normal = _flat(torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype), rank)
     radii = torch.rand(normal.shape[:-1], generator=generator, device=like.device, dtype=like.dtype)
     factors = radii.pow(1 / normal.shape[-1]).unsqueeze(-1) * _INSIDE / _lengths(normal)
@@ -40,7 +40,7 @@ def random_offsets(like: Tensor, size: Size, norm: NormType, rank: int, generato
 
 
 def steepest(gradient: Tensor, norm: NormType, rank: int) -> Tensor:
-    """The step of length 1 in this norm that a gradient gains most by; none where it is zero."""
+    """The direction of steepest ascent, of length 1 in this norm; zero where the gradient is zero."""
     if norm == "linf":
         return gradient.sign()
     flat = _flat(gradient, rank)
@@ -48,7 +48,7 @@ def steepest(gradient: Tensor, norm: NormType, rank: int) -> Tensor:
 
 
 def unit_scale(gradient: Tensor, rank: int) -> Tensor:
-    """The gradient, brought to a root mean square of 1 for every observation."""
+    """The gradient, scaled to a root mean square of 1 for every observation."""
     flat = _flat(gradient, rank)
     return (flat / _lengths(flat) * math.sqrt(flat.shape[-1])).view(gradient.shape)
 
@@ -62,17 +62,17 @@ def project(offsets: Tensor, size: Size, norm: NormType, rank: int) -> Tensor:
 
 
 def moved(clean: Tensor, offsets: Tensor) -> Tensor:
-    """``clean + offsets``, rounded towards ``clean``, so that no sum is farther from it than its offset says."""
+    """``clean + offsets``, rounded towards ``clean``, so that no result is farther from it than its offset."""
     result = clean + offsets
     return torch.where((result - clean).abs() > offsets.abs(), result.nextafter(clean), result)
 
 
 def _flat(part: Tensor, rank: int) -> Tensor:
-    """``[..., numbers of one observation]``; one without axes is one number."""
+    """Observations as vectors ``[..., size]``; one without axes is a single number."""
     return part.flatten(-rank) if rank else part.unsqueeze(-1)
 
 
 def _lengths(flat: Tensor) -> Tensor:
-    """Euclidean, ``[..., 1]``, and never 0."""
+    """Euclidean lengths ``[..., 1]``, never 0."""
     lengths: Tensor = torch.linalg.vector_norm(flat, dim=-1, keepdim=True)
     return lengths.clamp_min(torch.finfo(flat.dtype).tiny)

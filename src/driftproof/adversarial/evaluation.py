@@ -1,4 +1,4 @@
-"""How an agent does when what it sees is wrong: returns under attacks of several kinds and sizes."""
+"""Evaluation under attack: returns of an agent for several attacks and radii."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 AttackName: TypeAlias = Literal["clean", "random", "mad", "critic", "learned"]
 
 _DRAWS = 10_000
-"""Of the bootstrap."""
+"""Samples of the bootstrap."""
 _SEARCH = PerturbationConfig(epsilon=1.0, attack_steps=10, attack_lr=0.25)
-"""How the worst place is searched: steps of a quarter of the radius."""
+"""Default search for the worst observation: PGD with steps of a quarter of the radius."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class AttackResult:
     """Returns under one attack.
 
     Attributes:
-        attack: Its name.
-        epsilon: Its radius; 0 if nobody attacks.
-        returns: Of every episode.
-        mean: Theirs.
-        low: Lower end of the mean's 95% interval, by bootstrap over episodes.
-        high: Its upper end.
+        attack: Name of the attack.
+        epsilon: Radius of the attack; 0 for ``"clean"``.
+        returns: Return of every episode.
+        mean: Mean return.
+        low: Lower end of the mean's 95% confidence interval, by bootstrap over episodes.
+        high: Upper end of the interval.
     """
 
     attack: str
@@ -53,7 +53,7 @@ class AttackResult:
 
     @staticmethod
     def of(attack: str, epsilon: float, returns: Sequence[float]) -> AttackResult:
-        """With the mean of these returns and its interval."""
+        """The result for these returns, with their mean and its interval."""
         values = np.asarray(returns)
         means = np.random.default_rng(0).choice(values, size=(_DRAWS, len(values))).mean(1)
         low, high = np.quantile(means, [0.025, 0.975])
@@ -71,22 +71,22 @@ class Robustness:
     results: tuple[AttackResult, ...]
 
     def worst(self, epsilon: float | None = None) -> AttackResult:
-        """The attack that took most, of all or of those with this radius."""
+        """The attack with the lowest mean return, of all or of those with this radius."""
         found = [result for result in self.results if epsilon is None or result.epsilon == epsilon]
         if not found:
             raise ValueError(f"there is no attack with epsilon {epsilon!r}: there are {self._epsilons()}")
         return min(found, key=lambda result: result.mean)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """The results as plain values."""
         return {"results": [{**vars(result), "returns": list(result.returns)} for result in self.results]}
 
     def plot(self, axes: Axes | None = None, path: str | Path | None = None) -> Axes:
-        """Return against radius, a line and its interval for each attack.
+        """Plot return against radius, with a line and its interval for each attack.
 
         Args:
-            axes: Where to draw; ``None``: a new figure.
-            path: Where to save the picture.
+            axes: Axes to draw in; ``None``: a new figure.
+            path: File to save the plot to.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -137,26 +137,26 @@ def evaluate_under_attack(
     deterministic: bool = True,
     seed: int | None = 0,
 ) -> Robustness:
-    """Let an agent play while what it sees is moved, with every attack and every radius, the same episodes each time.
+    """Evaluate an agent under every attack and radius, in the same episodes each time.
 
-    ``"clean"``: nobody attacks. ``"random"``: anywhere in the ball. ``"mad"``: where the distribution of actions is
-    farthest from the one that there would be (maximal action difference, Zhang et al., 2020, arXiv 2003.08938).
-    ``"critic"``: where the critics expect least. ``"learned"``: as an agent moves it that was trained to, the strongest
-    of these if it was trained long enough. The agent remembers what it was shown.
+    ``"clean"``: no attack. ``"random"``: a random point in the ball. ``"mad"``: the point where the
+    action distribution changes most (maximal action difference, Zhang et al., 2020, arXiv 2003.08938). ``"critic"``: the
+    point with the lowest value. ``"learned"``: chosen by a trained adversary, the strongest if trained long enough. The
+    agent's recurrent state is updated with perturbed observations.
 
     Args:
         model: The agent.
-        env: Where to play: not the one that it trains in. Its ``VecNormalize``, or else the agent's own statistics,
-            stand still, and the attack is on what they make of observations.
-        attacks: Which.
-        epsilons: Radii, in units of what the policy sees.
-        episodes: How many for each attack and radius.
-        perturbation: How the worst place is searched, relative to its ``epsilon``; ``None``: ten steps of PGD, of a
+        env: Environment for evaluation, not the one that it trains in. Its ``VecNormalize``, or else the agent's own
+            normaliser, is not updated; normalised observations are attacked.
+        attacks: Names of the attacks.
+        epsilons: Radii, in units of the policy's (normalised) observations.
+        episodes: Number of episodes for each attack and radius.
+        perturbation: Search for the worst observation, relative to its ``epsilon``; ``None``: ten steps of PGD, each a
             quarter of the radius.
-        adversaries: Trained ones for ``"learned"``, by radius. Others are trained here.
-        adversary_steps: How long.
+        adversaries: Trained adversaries for ``"learned"``, by radius. Missing ones are trained.
+        adversary_steps: Environment steps to train a missing adversary.
         deterministic: Whether the agent takes its most probable actions.
-        seed: Of environments, attacks and random actions, whose generator is then given back as it was.
+        seed: Seed of environments, attacks and random actions; global generators are restored afterwards.
     """
     config, trained = _SEARCH if perturbation is None else perturbation, dict(adversaries or {})
     _check(attacks, epsilons, episodes, config, adversary_steps)
@@ -180,7 +180,7 @@ def evaluate_under_attack(
 
 
 def _attack(name: AttackName, attack: StatePerturbation, adversary: DistributionalPPO | None) -> Perturb:
-    """The attack of that name."""
+    """The attack by its name."""
 
     def random(player: Player, observation: Observation, starts: Flags) -> Observation:
         return attack.random(observation)

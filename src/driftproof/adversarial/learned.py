@@ -1,4 +1,4 @@
-"""An adversary that learns: an agent of this library whose actions move what another agent sees."""
+"""A learned adversary: an agent of this library whose actions perturb another agent's observations."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from driftproof.ppo.generators import unchanged_generators
 from driftproof.settings.adversarial import NormType, PerturbationConfig
 
 _ROLLOUT, _BATCH, _SEQUENCE = 2048, 256, 32
-"""Steps of all environments together between an adversary's updates and in its minibatches, at most; of a sequence."""
+"""Largest number of samples in an adversary's rollout and minibatch, and the length of its sequences."""
 
 
 class AdversaryEnv(VecEnvWrapper):
-    """A victim's world as its adversary lives in it: actions move what the victim sees, its losses are rewards.
+    """The adversary's environment: its actions perturb the victim's observations, the victim's losses are its rewards.
 
-    This is the decision process whose best policy is the strongest attack (Zhang et al., 2020, arXiv 2003.08938;
-    learned as in Zhang et al., 2021, arXiv 2101.08452). What ``info["episode"]`` tells are the victim's returns.
+    This is the decision process whose optimal policy is the strongest attack (Zhang et al., 2020, arXiv 2003.08938;
+    learned as in Zhang et al., 2021, arXiv 2101.08452). ``info["episode"]`` has the victim's returns.
 
     Args:
-        venv: The victim's environments, observations as it sees them.
-        victim: Acts in them.
-        attack: Says how far observations may be moved.
+        venv: The victim's environments, with normalised observations.
+        victim: The agent under attack, which acts in them.
+        attack: The perturbation, with its radius.
     """
 
     def __init__(self, venv: VecEnv, victim: Player, attack: StatePerturbation) -> None:
@@ -70,44 +70,44 @@ def train_adversary(
     callback: MaybeCallback = None,
     **settings: Any,
 ) -> DistributionalPPO:
-    """An agent that has learned to mislead another one, whose weights stay as they are.
+    """Train an adversary against an agent, whose weights stay unchanged.
 
     Args:
         model: The victim, which acts deterministically.
-        env: Where it lives, not the one that it trains in. Its ``VecNormalize``, or the agent's own statistics, stand
-            still; ``epsilon`` is in units of what they make.
-        epsilon: How far observations may be moved.
-        steps: Of training; tens of thousands for small tasks, as many as the victim had for hard ones.
-        norm_type: Of the ball.
-        seed: Of the adversary.
-        callback: For its training.
-        settings: Of its :class:`DistributionalPPO`. By default it remembers if the victim does.
+        env: The victim's environment, not the one that it trains in. Its ``VecNormalize``, or the agent's own
+            normaliser, is not updated; ``epsilon`` is in units of normalised observations.
+        epsilon: Radius of the perturbations.
+        steps: Environment steps; tens of thousands for small tasks, as many as the victim had for hard ones.
+        norm_type: Norm of the ball.
+        seed: Seed of the adversary.
+        callback: Callback of its training.
+        settings: Arguments of its :class:`DistributionalPPO`. By default it is recurrent if the victim is.
     """
     check_number("epsilon", epsilon, at_least=0)
     check_count("steps", steps, at_least=1)
     config = PerturbationConfig(epsilon=epsilon, norm_type=norm_type)
     with as_the_agent_sees_it(model, env) as venv, unchanged_generators():
-        world = AdversaryEnv(venv, Player(model), perturbation_of(model, config))
-        adversary = DistributionalPPO(env=world, seed=seed, **{**_defaults(model, venv.num_envs, steps), **settings})
+        attacked = AdversaryEnv(venv, Player(model), perturbation_of(model, config))
+        adversary = DistributionalPPO(env=attacked, seed=seed, **{**_defaults(model, venv.num_envs, steps), **settings})
         adversary.learn(steps, callback)
-    # It keeps statistics, not somebody's environment.
+    # It keeps its normaliser, but not the caller's environment.
     adversary.env = None
     return adversary
 
 
 class LearnedAttack:
-    """What a trained adversary does to observations.
+    """Perturbs observations with a trained adversary.
 
     Args:
-        adversary: From :func:`train_adversary`.
-        attack: Says how far observations may be moved.
+        adversary: An agent from :func:`train_adversary`.
+        attack: The perturbation, with its radius.
     """
 
     def __init__(self, adversary: DistributionalPPO, attack: StatePerturbation) -> None:
         self.player, self.attack = Player(adversary), attack
 
     def __call__(self, victim: Player, observation: Observation, starts: Flags) -> Observation:
-        """What the victim is shown; the adversary remembers what there was to see."""
+        """The perturbed observations; updates the adversary's recurrent state with the true ones."""
         if starts.all():
             self.player.begin(len(starts))
         self.player.reset_state(starts)
@@ -115,7 +115,7 @@ class LearnedAttack:
 
 
 def perturbation_of(model: DistributionalPPO, config: PerturbationConfig, seed: int | None = None) -> StatePerturbation:
-    """An attack on what this agent sees."""
+    """A perturbation of this agent's observations."""
     return StatePerturbation(
         config,
         model.observation_space,
@@ -126,7 +126,7 @@ def perturbation_of(model: DistributionalPPO, config: PerturbationConfig, seed: 
 
 
 def check_adversary(model: DistributionalPPO, adversary: Any) -> None:
-    """Raise an error unless this is an adversary of such an agent."""
+    """Raise an error unless the adversary has the spaces of this agent's adversaries."""
     if not isinstance(adversary, DistributionalPPO):
         raise TypeError(f"adversaries must be agents that train_adversary() made, not {adversary!r}")
     seen, moves = model.observation_space, _moves(model.observation_space)
@@ -138,14 +138,14 @@ def check_adversary(model: DistributionalPPO, adversary: Any) -> None:
 
 
 def _moves(space: spaces.Space[Any]) -> spaces.Box:
-    """Actions of an adversary: one for every number of an observation that can be moved."""
+    """Action space of an adversary: one action for every number of an observation that can be perturbed."""
     parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
     size = sum(math.prod(part.shape) for part in parts if isinstance(part, spaces.Box))
     return spaces.Box(-1, 1, (size,), np.float32)
 
 
 def _defaults(model: DistributionalPPO, envs: int, steps: int) -> dict[str, Any]:
-    """Settings of an adversary that learns for so many steps."""
+    """Default settings of an adversary that trains for this number of steps."""
     space = model.observation_space
     kind = "MultiInput" if isinstance(space, spaces.Dict) else "Cnn" if is_image_space(space) else "Mlp"
     # Powers of two, so that minibatches divide rollouts.

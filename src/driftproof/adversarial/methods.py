@@ -1,4 +1,4 @@
-"""Searches for the worst observation in a ball: how many steps they take, how long ones, and in which direction."""
+"""Attack methods that search for the worst observation in a ball: PGD, FGSM and SGLD."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Attack:
         self.config, self.generator = config, generator
 
     def plan(self, radius: Size, starts_anywhere: bool) -> tuple[int, Size]:
-        """Number of steps, and their length.
+        """Number and length of the steps.
 
         Args:
-            radius: Of the ball, in force now.
+            radius: Current radius of the ball.
             starts_anywhere: Whether the search starts at a random point of the ball instead of its centre.
         """
         config = self.config
@@ -37,11 +37,11 @@ class Attack:
         return config.attack_steps, in_proportion
 
     def direction(self, gradient: Tensor, rank: int, step: int) -> Tensor:
-        """What is ascended in place of the objective's gradient, of any length.
+        """The direction to ascend, of any length, from the objective's gradient.
 
         Args:
-            gradient: ``[..., *shape]``.
-            rank: How many axes one observation has.
+            gradient: Gradient of the objective ``[..., *shape]``.
+            rank: Number of axes of one observation.
             step: Number of the step, from 0.
         """
         return gradient

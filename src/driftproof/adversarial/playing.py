@@ -1,4 +1,4 @@
-"""Agents that play while somebody changes what they see."""
+"""Runs episodes of an agent while its observations are perturbed."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Flags: TypeAlias = "npt.NDArray[np.bool_]"
 
 
 class Player:
-    """An agent's policy with what it remembers of several running episodes: of what it was shown, true or not.
+    """An agent's policy with its recurrent states in several running episodes.
 
     Args:
-        model: The agent. Its weights must not change while it plays.
-        deterministic: The most probable actions instead of random ones.
+        model: The agent. Its weights must not change meanwhile.
+        deterministic: Take the most probable actions instead of sampling.
     """
 
     def __init__(self, model: DistributionalPPO, deterministic: bool = True) -> None:
@@ -39,32 +39,32 @@ class Player:
         self.state: PolicyState = self.policy.initial_state(0)
 
     def begin(self, envs: int) -> None:
-        """Remember nothing, in so many episodes."""
+        """Start this number of episodes with initial recurrent states."""
         self.state = self.policy.initial_state(envs)
 
     def reset_state(self, starts: Flags) -> None:
-        """Remember nothing where episodes start."""
+        """Reset the recurrent states where episodes start."""
         self.state = reset_state(self.state, starts)
 
     @torch.no_grad()
     def act(self, observation: Observation) -> Tensor:
-        """Actions for the environments, having seen this."""
+        """Actions for observations; updates the recurrent states."""
         step = self._step(observation, self.state)
         self.state = step.state
         return self.policy.choose(step.parameters, step.latent, self.deterministic)
 
     def actor(self, observation: Observation) -> Tensor:
-        """Parameters of the distribution of actions at this observation ``[N, ...]``, with a graph, not remembered."""
+        """Parameters of the action distribution ``[N, ...]``, with gradients; recurrent states are not updated."""
         return self.policy.evaluate_actor(*self._as_sequence(observation)).squeeze(0)
 
     def value(self, observation: Observation) -> Tensor:
-        """The return that the more cautious critic expects, normalised, with a graph, not remembered."""
+        """Minimum of the critics' expected normalised returns, with gradients; recurrent states are not updated."""
         predictions = self.policy.evaluate_critics(*self._as_sequence(observation))
         means = [head.mean(p) for head, p in zip(self.policy.heads, predictions, strict=True)]
         return torch.stack(means).amin(0).squeeze(0)
 
     def _as_sequence(self, observation: Observation) -> tuple[Observation, PolicyState, None, Tensor]:
-        """Sequences of one step. A mask makes cores run step by step, as they do when acting."""
+        """Arguments for sequences of one step. A mask makes recurrent cores run step by step, as when acting."""
         if isinstance(observation, dict):
             sequence: Observation = {key: part.unsqueeze(0) for key, part in observation.items()}
             envs = len(next(iter(observation.values())))
@@ -74,18 +74,18 @@ class Player:
 
 
 Perturb: TypeAlias = Callable[[Player, Observation, Flags], Observation]
-"""From a player, what there is to see and where episodes start to what the player is shown."""
+"""Returns the perturbed observations, from a player, the observations and where episodes start."""
 
 
 def play(player: Player, env: VecEnv, perturb: Perturb | None, episodes: int, seed: int | None) -> list[float]:
-    """Returns of so many episodes, shared evenly among the environments, so that short ones do not count more often.
+    """Returns of episodes, distributed evenly over the environments, so that short episodes do not count more often.
 
     Args:
-        player: Who acts.
-        env: Where.
-        perturb: Changes what the player sees; ``None``: nobody does.
-        episodes: How many.
-        seed: Of the environments and of random actions; ``None``: as they are.
+        player: The agent that acts.
+        env: The environments.
+        perturb: Perturbs observations; ``None``: they are not perturbed.
+        episodes: Number of episodes.
+        seed: Seed of the environments and of random actions; ``None``: not seeded.
     """
     if seed is None:
         return _play(player, env, perturb, episodes)
@@ -116,13 +116,13 @@ def _play(player: Player, env: VecEnv, perturb: Perturb | None, episodes: int) -
 
 
 def resets(infos: list[dict[str, Any]]) -> Flags:
-    """Where a vector environment only reset itself, in a step that is none."""
+    """Where a vector environment used the step only to reset itself."""
     return np.fromiter((info.get("autoreset", False) for info in infos), bool, len(infos))
 
 
 @contextlib.contextmanager
 def as_the_agent_sees_it(model: DistributionalPPO, env: GymEnv | str) -> Iterator[VecEnv]:
-    """The environment with observations as the agent had them in training, whose statistics stand still meanwhile."""
+    """The environment with observations normalised as in training; the normaliser is not updated meanwhile."""
     with contextlib.ExitStack() as stack:
         if isinstance(env, str):
             env = make(env)
@@ -142,7 +142,7 @@ def as_the_agent_sees_it(model: DistributionalPPO, env: GymEnv | str) -> Iterato
 
 
 def _check_statistics(model: DistributionalPPO, env: VecNormalize) -> None:
-    """Warn of statistics that the agent was not trained with."""
+    """Warn about normalisation that the agent was not trained with."""
     if env.norm_obs and not model.normalizer.is_used:
         warnings.warn(
             "the environment has a VecNormalize, but the agent was trained without one: it sees other observations "

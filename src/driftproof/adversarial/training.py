@@ -1,4 +1,4 @@
-"""Adversarial training: what the policy says must not change where an adversary moves what it sees."""
+"""Adversarial training (SA-PPO): the policy and critics are regularised to be smooth around observations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FICKLE = (
     *(nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU),
     *(nn.MultiheadAttention, nn.utils.parametrizations._SpectralNorm),
 )
-"""Layers that, in training, change with every pass or say something else in each."""
+"""Layers whose output differs from pass to pass in training mode, or whose state changes with every pass."""
 _STEADY = ("torch", "stable_baselines3", "driftproof")
 """Whose other layers do not."""
 
@@ -52,7 +52,7 @@ class SAPPOConfig(AdversarialSettings):
 
     @classmethod
     def from_file(cls, fields: Mapping[str, Any]) -> SAPPOConfig:
-        """From what a file holds. Settings without effect, which earlier versions took, are left at their defaults."""
+        """From saved fields. Settings without effect, which earlier versions accepted, keep their defaults."""
         kept = without_unused(fields, unused_by_adversary(fields))
         if isinstance(attack := kept.get("perturbation"), PerturbationConfig):
             kept["perturbation"] = PerturbationConfig(
@@ -61,19 +61,19 @@ class SAPPOConfig(AdversarialSettings):
         return cls(**kept)
 
     def build(self, policy: DistributionalPolicy, seed: int | None) -> SmoothnessAdversary:
-        """The adversary of one agent."""
+        """Build the adversary of one agent."""
         return SmoothnessAdversary(self, policy, seed)
 
 
 class SmoothnessAdversary(Adversary):
-    """Finds where, near what an agent saw, its policy and its critics say something else, and what that costs.
+    """Finds the observations in a ball where policy and critics change most, and the loss of that change.
 
-    Actor and critics are attacked one by one, each at its own worst: no place is the worst for both.
+    Actor and critics are attacked separately, each at its own worst observation.
 
     Args:
-        config: Settings, which it does not change.
-        policy: The agent's.
-        seed: Of the attack's random numbers.
+        config: Settings of adversarial training.
+        policy: The agent's policy.
+        seed: Seed of the attack's random generator.
     """
 
     def __init__(self, config: SAPPOConfig, policy: DistributionalPolicy, seed: int | None) -> None:
@@ -86,7 +86,7 @@ class SmoothnessAdversary(Adversary):
             seed=seed,
         )
         self.updates = 0
-        """How many have begun."""
+        """Number of updates started."""
         self._is_active = False
         self.epsilon = torch.zeros((), device=policy.device)
         self.coefficient = torch.zeros((), device=policy.device)
@@ -139,7 +139,7 @@ class SmoothnessAdversary(Adversary):
         return loss, {**metrics, **terms, "perturbation_norm": torch.stack(norms).mean()}
 
     def state_dict(self) -> dict[str, Any]:
-        """How many updates have begun, and the attack's counters and generator."""
+        """Number of updates started, and the attack's counters and generator."""
         return {"updates": self.updates, "attack": self.attack.state_dict()}
 
     def check_state_dict(self, state_dict: Any) -> None:
@@ -148,7 +148,7 @@ class SmoothnessAdversary(Adversary):
         self.attack.check_state_dict(state_dict["attack"])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on as the saved one would have.
+        """Restore a saved state.
 
         Raises:
             CheckpointError: The state does not fit; nothing has changed.
@@ -158,7 +158,7 @@ class SmoothnessAdversary(Adversary):
         self.updates = state_dict["updates"]
 
     def _policy_term(self, part: Minibatch, clean: Tensor) -> tuple[Tensor, Tensor]:
-        """KL(clean‖attacked) with a gradient, and how far observations were moved."""
+        """KL(clean‖attacked) with a gradient, and the norms of the perturbations."""
 
         def evaluate(observations: Observation) -> Tensor:
             parameters = self.policy.evaluate_actor(observations, part.state, part.attacked_segments)
@@ -168,9 +168,9 @@ class SmoothnessAdversary(Adversary):
         return self._term(part, clean, evaluate, self.policy.distribution.kl)
 
     def _with_fixed_spread(self, parameters: Tensor) -> Tensor:
-        """Without the gradient of what no observation changes.
+        """The parameters, with the standard deviation detached if it does not depend on observations.
 
-        A Gaussian policy would lower the divergence by acting more at random, which defends nothing.
+        A Gaussian policy would otherwise lower the divergence by a larger standard deviation, without being robust.
         """
         distribution = self.policy.distribution
         if not isinstance(distribution, Gaussian):
@@ -178,7 +178,7 @@ class SmoothnessAdversary(Adversary):
         return torch.cat((parameters[..., : distribution.dim], parameters[..., distribution.dim :].detach()), -1)
 
     def _value_term(self, part: Minibatch, clean: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """How far the critics' predictions move, with a gradient, and how far observations did."""
+        """Change of the critics' predictions, with a gradient, and the norms of the perturbations."""
         heads = self.policy.heads
 
         def evaluate(observations: Observation) -> Tensor:
@@ -199,7 +199,7 @@ class SmoothnessAdversary(Adversary):
         evaluate: Callable[[Observation], Tensor],
         difference: Callable[[Tensor, Tensor], Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """The mean difference at the worst observations that were found, and how far away these are."""
+        """The mean difference at the worst observations found, and the norms of the perturbations."""
         reference = clean.detach()
 
         def objective(observations: Observation) -> Tensor:
@@ -212,7 +212,7 @@ class SmoothnessAdversary(Adversary):
 
     @contextlib.contextmanager
     def _steady(self) -> Iterator[None]:
-        """Passes say the same every time, and leave the averages of batch normalisation alone."""
+        """Make forward passes deterministic, without updating the averages of batch normalisation."""
         was_training = [module.training for module in self._fickle]
         for module in self._fickle:
             module.eval()
@@ -224,12 +224,12 @@ class SmoothnessAdversary(Adversary):
 
 
 def _may_be_fickle(module: nn.Module) -> bool:
-    """Whether a layer says the same in every pass is not known of those that users write."""
+    """Whether a layer's output may differ from pass to pass; assumed for user-defined layers."""
     return isinstance(module, _FICKLE) or type(module).__module__.partition(".")[0] not in _STEADY
 
 
 def _first(batch: Minibatch, count: int) -> Minibatch:
-    """The first sequences of a minibatch: what is needed of them."""
+    """The first sequences of a minibatch."""
     return batch._replace(
         observations=map_observation(batch.observations, lambda part: part[:, :count]),
         valid=None if batch.valid is None else batch.valid[:, :count],
