@@ -139,10 +139,10 @@ def evaluate_under_attack(
 ) -> Robustness:
     """Evaluate an agent under every attack and radius, in the same episodes each time.
 
-    ``"clean"``: no attack. ``"random"``: a random point in the ball. ``"mad"``: the point where the
-    action distribution changes most (maximal action difference, Zhang et al., 2020, arXiv 2003.08938). ``"critic"``: the
-    point with the lowest value. ``"learned"``: chosen by a trained adversary, the strongest if trained long enough. The
-    agent's recurrent state is updated with perturbed observations.
+    ``"clean"``: no attack. ``"random"``: a random point in the ball. ``"mad"``: the point where the action distribution
+    changes most (maximal action difference, Zhang et al., 2020, arXiv 2003.08938). ``"critic"``: the point with the
+    lowest value. ``"learned"``: chosen by a trained adversary, the strongest if trained long enough. The agent's
+    recurrent state is updated with perturbed observations.
 
     Args:
         model: The agent.

@@ -1,4 +1,4 @@
-"""Dataclasses as plain dicts, which JSON and YAML have, and back again."""
+"""Converts dataclasses to plain dicts for JSON and YAML, and back."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def to_plain(value: Any) -> Any:
 
 
 def of_kind(registry: Registry, spec: Any, trust: Trust | None = None, place: str = "") -> Any:
-    """Make what a dict describes, where ``kind`` names the class.
+    """Build an object from a dict whose ``kind`` names the class.
 
     Args:
         registry: Classes by name.
         spec: The dict.
-        trust: Says which modules may be imported because the dict names them, as ``module:Class``.
-        place: Of the dict in a configuration.
+        trust: Modules that the dict may name, as ``module:Class``.
+        place: Path of the dict in a configuration.
     """
     what = registry.what
     if not isinstance(spec, Mapping):

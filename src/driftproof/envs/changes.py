@@ -1,7 +1,6 @@
-"""What can change about a world: what is observed, what actions do, what is rewarded.
+"""Changes of observations, actions and rewards.
 
-Each change says how one number, which a schedule gives, acts. None of them holds anything that changes: environments
-may share them.
+A schedule gives one number, and a change applies it. Changes are immutable, so that environments may share them.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from driftproof.envs.schedules import Schedule, schedule
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that changes.
+    """A change of an environment.
 
     Args:
-        schedule: Of the number that says how much, or its plain form.
+        schedule: Schedule of the change's number, or its plain form.
     """
 
     registry: ClassVar[Registry] = CHANGES
@@ -38,16 +37,16 @@ class Change:
 
     @property
     def kind(self) -> str:
-        """Its name in plain values."""
+        """Name of the change in plain values."""
         return self.registry.name(type(self))
 
     @property
     def name(self) -> str:
-        """What it is called in ``info["drift"]``."""
+        """Name of the change in ``info["drift"]``."""
         return self.kind
 
     def check(self, env: gymnasium.Env[Any, Any]) -> None:
-        """Raise unless the environment has what changes."""
+        """Raise unless the environment fits the change."""
 
     def to_dict(self) -> dict[str, Any]:
         """The change as plain values, for :func:`driftproof.envs.change`."""
@@ -56,10 +55,10 @@ class Change:
 
 
 class Dice:
-    """What is random about a change besides its schedule.
+    """Random numbers of a change, besides those of its schedule.
 
     Args:
-        seed: Different for every change of an environment.
+        seed: Seed, different for every change of an environment.
     """
 
     def __init__(self, seed: Sequence[int]) -> None:
@@ -67,7 +66,7 @@ class Dice:
         self.generator = np.random.default_rng([*seed, 1])
 
     def permutation(self, number: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Number 0 leaves all in place, and no other does. The same number is the same permutation."""
+        """The permutation with a number; only number 0 is the identity. The same number gives the same permutation."""
         return _permutation((*self.seed, number), size) if number else np.arange(size)
 
 
@@ -82,12 +81,12 @@ def _permutation(seed: tuple[int, ...], size: int) -> np.ndarray[Any, np.dtype[n
 
 @dataclass(frozen=True)
 class ObservationChange(Change):
-    """A change of what is observed.
+    """A change of observations.
 
     Args:
-        schedule: Of the number that says how much.
-        indices: Which numbers of the observation, counted through all its dimensions; ``None``: all.
-        key: Which part of a dict of observations.
+        schedule: Schedule of the change's number.
+        indices: Indices of the changed numbers in the flattened observation; ``None``: all.
+        key: Key of the changed part of a dict of observations.
     """
 
     indices: Sequence[int] | None = None
@@ -126,12 +125,12 @@ class ObservationChange(Change):
         return space.spaces.get(self.key) if isinstance(space, spaces.Dict) and self.key is not None else space
 
     def widened(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        """The space that holds all that may be observed from now on."""
+        """The space of changed observations."""
         if isinstance(space, spaces.Dict) and self.key is not None:
             return spaces.Dict({**space.spaces, self.key: self.widened(space[self.key])})
         assert isinstance(space, spaces.Box)
         if not np.issubdtype(space.dtype, np.floating):
-            return space  # Whole numbers stay within their range, as those of cameras do.
+            return space  # Integers, such as pixels, are clipped to their range.
         low, high = space.low.reshape(-1).copy(), space.high.reshape(-1).copy()
         which = slice(None) if self.indices is None else list(self.indices)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -139,15 +138,15 @@ class ObservationChange(Change):
         return spaces.Box(low.reshape(space.shape), high.reshape(space.shape), dtype=space.dtype)
 
     def _reach(self, low: Any, high: Any) -> tuple[Any, Any]:
-        """Bounds of what :meth:`_changed` makes of numbers within bounds."""
+        """Bounds of the results of :meth:`_changed` for numbers within bounds."""
         raise NotImplementedError
 
     def _changed(self, numbers: Any, value: float, dice: Dice) -> Any:
-        """What is observed in place of these numbers, which belong to the environment: others, not the same changed."""
+        """The changed numbers, as a new array: the input belongs to the environment."""
         raise NotImplementedError
 
     def observe(self, observation: Any, value: float, dice: Dice, space: Any) -> Any:
-        """What is observed in place of an observation, within the widened space."""
+        """The changed observation, within the widened space."""
         if self.key is not None:
             return {**observation, self.key: self._array(observation[self.key], value, dice, space[self.key])}
         return self._array(observation, value, dice, space)
@@ -167,7 +166,7 @@ class ObservationChange(Change):
 
 
 class ObservationPermute(ObservationChange):
-    """Numbers change places. The schedule gives the number of the permutation; 0 leaves all in place."""
+    """Permutes numbers. The schedule gives the number of the permutation; 0 is the identity."""
 
     _least = 2
 
@@ -183,7 +182,7 @@ class ObservationPermute(ObservationChange):
 
 
 class ObservationScale(ObservationChange):
-    """Numbers are multiplied."""
+    """Multiplies numbers by the schedule's number."""
 
     def _reach(self, low: Any, high: Any) -> tuple[Any, Any]:
         products = np.stack([bound * factor for bound in (low, high) for factor in self.schedule.bounds])
@@ -195,7 +194,7 @@ class ObservationScale(ObservationChange):
 
 
 class ObservationShift(ObservationChange):
-    """Something is added to numbers."""
+    """Adds the schedule's number to numbers."""
 
     def _reach(self, low: Any, high: Any) -> tuple[Any, Any]:
         least, most = self.schedule.bounds
@@ -206,7 +205,7 @@ class ObservationShift(ObservationChange):
 
 
 class ObservationNoise(ObservationChange):
-    """Normal noise is added to numbers. The schedule gives its standard deviation."""
+    """Adds Gaussian noise to numbers. The schedule gives its standard deviation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -220,17 +219,17 @@ class ObservationNoise(ObservationChange):
 
 
 class ActionChange(Change):
-    """A change of what actions do."""
+    """A change of actions."""
 
     def act(self, action: Any, value: float, dice: Dice, space: Any) -> Any:
-        """What is done in place of an action."""
+        """The changed action."""
         raise NotImplementedError
 
 
 class ActionPermute(ActionChange):
-    """Actions, or the numbers of an action, change places.
+    """Permutes actions, or the numbers of an action.
 
-    The schedule gives the number of the permutation; 0 leaves all in place.
+    The schedule gives the number of the permutation; 0 is the identity.
     """
 
     def __post_init__(self) -> None:
@@ -265,7 +264,7 @@ class ActionPermute(ActionChange):
 
 
 class ActionGain(ActionChange):
-    """Actions are multiplied, and stay within their range."""
+    """Multiplies actions by the schedule's number, clipped to their range."""
 
     def check(self, env: gymnasium.Env[Any, Any]) -> None:
         if not isinstance(env.action_space, spaces.Box):
@@ -276,22 +275,22 @@ class ActionGain(ActionChange):
 
 
 class RewardChange(Change):
-    """A change of what is rewarded."""
+    """A change of rewards."""
 
     def reward(self, reward: float, value: float) -> float:
-        """What is rewarded in place of a reward."""
+        """The changed reward."""
         raise NotImplementedError
 
 
 class RewardScale(RewardChange):
-    """Rewards are multiplied."""
+    """Multiplies rewards by the schedule's number."""
 
     def reward(self, reward: float, value: float) -> float:
         return reward * value
 
 
 class RewardSign(RewardChange):
-    """Rewards are turned round while the schedule's number is negative."""
+    """Flips the sign of rewards while the schedule's number is negative."""
 
     def reward(self, reward: float, value: float) -> float:
         return -reward if value < 0 else reward

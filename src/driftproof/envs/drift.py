@@ -1,4 +1,4 @@
-"""Environments that do not stay as they are."""
+"""Environments that drift: observations, actions, rewards and dynamics change over time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from driftproof.envs.schedules import Course, schedule
 
 
 def change(spec: Any, trust: Trust | None = None, place: str = "") -> Change:
-    """A change from plain values, such as ``{"kind": "reward_scale", "schedule": {...}}``.
+    """Build a change from plain values, such as ``{"kind": "reward_scale", "schedule": {...}}``.
 
     Args:
         spec: The values, where both ``kind`` may also be ``module:Class``; or a change.
-        trust: Says which modules may be imported because ``kind`` names them.
-        place: Of the values in a configuration, for messages.
+        trust: Modules that ``kind`` may name.
+        place: Path of the values in a configuration, for messages.
     """
     if isinstance(spec, Change):
         return spec
@@ -35,17 +35,17 @@ def change(spec: Any, trust: Trust | None = None, place: str = "") -> Change:
 
 
 class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
-    """Lets an environment drift: what is observed, what actions do, what is rewarded, how the world works.
+    """Lets an environment drift: its observations, actions, rewards or dynamics.
 
-    Time is counted in all steps, or all episodes, of this environment, and goes on through resets. A step is under one
-    value from its action to its observation. ``info["drift"]`` has the value of every change by name, and the
-    ``"phase"``, the sum of the phases of all schedules.
+    Time is counted in steps, or episodes, of this environment, across resets. Values are constant during a step, from
+    its action to its observation. ``info["drift"]`` has the value of every change by name, and the ``"phase"``, the sum
+    of the phases of all schedules.
 
     Args:
         env: The environment.
-        changes: What changes; or plain values, see :func:`change`. Applied in this order.
-        seed: Of all that is random about it: environments with the same seed drift alike. ``None``: taken from the
-            first ``reset`` that has a seed, which in a vector of environments is another for each.
+        changes: Changes, or their plain values, see :func:`change`; applied in this order.
+        seed: Seed of the drift: environments with the same seed drift alike. ``None``: taken from the first ``reset``
+            with a seed, which differs between the environments of a vector.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         self.observation_space = space
         inside = env.get_wrapper_attr("drift_names") if env.has_wrapper_attr("drift_names") else []
         self.drift_names = _numbered([*inside, *(each.name for each in self.changes)])
-        """What ``info["drift"]`` has, besides the phase."""
+        """Names in ``info["drift"]``, besides the phase."""
         self._names = self.drift_names[len(inside) :]
         self._attributes = [Attributes(env, each) if isinstance(each, Dynamics) else None for each in self.changes]
         deeper = env.get_wrapper_attr("drifting_attributes") if env.has_wrapper_attr("drifting_attributes") else []
         own = [name for each in self._attributes if each is not None for name in each.names]
         self.drifting_attributes: list[str] = [*deeper, *own]
-        """What changes about the environment itself, here and in wrappers inside."""
+        """Attributes of the environment that change, here and in wrappers inside."""
         _check_once(self.drifting_attributes)
         self._steps, self._episodes = 0, -1
         self._seed: int | None = None
@@ -95,7 +95,7 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         self._episodes += 1
         self._go_on()
         observation, info = self.env.reset(seed=seed, options=options)
-        return self._observed(observation), self._told(info)
+        return self._observed(observation), self._with_drift(info)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self._seed is None:
@@ -106,14 +106,14 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         reward = float(reward)
         for rewarding, course in self._rewarding:
             reward = rewarding.reward(reward, course.value)
-        observation, info = self._observed(observation), self._told(info)
+        observation, info = self._observed(observation), self._with_drift(info)
         self._steps += 1
         self._go_on()
         return observation, reward, terminated, truncated, info
 
     @property
     def continues(self) -> bool:
-        """Whether what is inside tells where it is, so that :meth:`state_dict` has all of it."""
+        """Whether the environment inside can save its state, so that :meth:`state_dict` is complete."""
         inside = self.env
         if not (inside.has_wrapper_attr("state_dict") and inside.has_wrapper_attr("load_state_dict")):
             return False
@@ -121,7 +121,7 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
 
     @property
     def lasting_state(self) -> dict[str, Any]:
-        """Where the drift is, here and in wrappers inside: what goes on when episodes end, or environments restart."""
+        """State of the drift, here and in wrappers inside; it outlasts episodes and restarts of environments."""
         inside = self.env.get_wrapper_attr("lasting_state") if self.env.has_wrapper_attr("lasting_state") else None
         return {
             "specification": self.specification if inside is None else [*inside["specification"], *self.specification],
@@ -152,22 +152,22 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         self._go_on()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the drift is, and, if it tells, the environment inside."""
+        """State of the drift and, if it can be saved, of the environment inside."""
         inside = self.env.get_wrapper_attr("state_dict")() if self.continues else None
         return {"drift": self.lasting_state, "environment": inside}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from there; an environment inside that does not tell where it is stays where it is."""
+        """Restore a saved state; an environment inside that cannot save its state is left unchanged."""
         if (state_dict["environment"] is not None) != self.continues:
             raise ValueError("the state and this environment differ: one of them cannot go on where it was")
-        # First how the world is now, then where the environment is in it.
+        # First the dynamics, then the environment's state.
         self.lasting_state = state_dict["drift"]
         if state_dict["environment"] is not None:
             self.env.get_wrapper_attr("load_state_dict")(state_dict["environment"])
 
     def _begin(self, seed: int) -> None:
         self._seed = seed
-        # Counted on from changes of wrappers inside, which have the same seed and must not drift alike.
+        # Numbered after the changes of wrappers inside, which have the same seed and must not drift alike.
         numbers = range(len(self.drift_names) - len(self._names), len(self.drift_names))
         self._courses = [Course(each.schedule, (seed, i)) for i, each in zip(numbers, self.changes, strict=True)]
         self._dice = [Dice((seed, i)) for i in numbers]
@@ -183,7 +183,7 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         return self._steps if course.schedule.unit == "steps" else max(self._episodes, 0)
 
     def _go_on(self) -> None:
-        """Bring everything to the present."""
+        """Update all schedules and attributes to the current time."""
         before, self._drift = self._drift, {"phase": 0}
         for name, course, attributes in zip(self._names, self._courses, self._attributes, strict=True):
             course.go_to(self._time(course))
@@ -197,7 +197,7 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
             observation = each.observe(observation, course.value, dice, self.observation_space)
         return observation
 
-    def _told(self, info: dict[str, Any]) -> dict[str, Any]:
+    def _with_drift(self, info: dict[str, Any]) -> dict[str, Any]:
         inside = info.get("drift", {"phase": 0})
         return {**info, "drift": {**inside, **self._drift, "phase": inside["phase"] + self._drift["phase"]}}
 
@@ -208,14 +208,14 @@ def drifting(
     seed: int | None = None,
     **kwargs: Any,
 ) -> DriftWrapper:
-    """Make an environment that drifts.
+    """Make a drifting environment.
 
     Args:
         env: The environment, or its id.
-        drift: What changes: changes, or plain values such as ``{"kind": "dynamics", "names": "length", "schedule":
+        drift: Changes, or plain values such as ``{"kind": "dynamics", "names": "length", "schedule":
             {"kind": "sudden", "values": [1, 2], "every": 10_000}}``.
-        seed: Of the drift; see :class:`DriftWrapper`.
-        kwargs: For ``gymnasium.make``, if ``env`` is an id.
+        seed: Seed of the drift; see :class:`DriftWrapper`.
+        kwargs: Arguments of ``gymnasium.make``, if ``env`` is an id.
     """
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise TypeError(
@@ -229,7 +229,7 @@ def drifting(
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """The names, where those that appear again have a number."""
+    """The names, with numbers for repeated ones."""
     return [name if name not in names[:i] else f"{name}_{names[:i].count(name) + 1}" for i, name in enumerate(names)]
 
 

@@ -1,4 +1,4 @@
-"""Changes of how a world works: attributes of the environment itself."""
+"""Changes of dynamics: attributes of the environment itself."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Dynamics(Change):
     What environments compute from such attributes when they are made is computed again: see :func:`derives`.
 
     Args:
-        schedule: Of the factor, or of the value.
+        schedule: Schedule of the factor, or of the value.
         names: One attribute or several, which change alike; with dots for attributes of attributes.
-        relative: The schedule gives a factor of what the attribute was at first; ``False``: its value. Arrays are
+        relative: Whether the schedule gives a factor of the attribute's initial value, or its value. Arrays can only be
             multiplied.
     """
 
@@ -52,11 +52,11 @@ class Dynamics(Change):
 
 
 class Attributes:
-    """Attributes of an environment, and what they were when the environment was made.
+    """Attributes of an environment, and their initial values.
 
     Args:
         env: The environment.
-        change: Whose.
+        change: The change of the attributes.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], change: Dynamics) -> None:
@@ -70,16 +70,16 @@ class Attributes:
                 if isinstance(original, np.ndarray) and not change.relative:
                     raise ValueError(f"{attribute!r} is an array, which can be multiplied only: relative=True")
                 self._originals[attribute] = original.copy() if isinstance(original, np.ndarray) else original
-                # Raises now what it would raise later.
+                # To raise errors now instead of during training.
                 self._put(attribute, original)
 
     @property
     def names(self) -> list[str]:
-        """What changes."""
+        """Names of the attributes."""
         return list(self._originals)
 
     def set(self, value: float) -> None:
-        """Give all attributes the value, or what they were times the value."""
+        """Set all attributes to the value, or to their initial values times the value."""
         for name, original in self._originals.items():
             self._put(name, original * value if self._relative else value)
         if self._derive is not None:
@@ -135,7 +135,7 @@ def _cart_pole(env: Any) -> None:
 def _mujoco(env: Any) -> None:
     import mujoco
 
-    # It needs data to work with, and would disturb what the environment is doing with its own.
+    # With new data: the environment's own data must not be changed.
     if not hasattr(env, "_scratch_data"):
         env._scratch_data = mujoco.MjData(env.model)
     mujoco.mj_setConst(env.model, env._scratch_data)

@@ -1,4 +1,4 @@
-"""What can be known of a market at the close of a bar, from that bar and those before it.
+"""Features of a market at the close of a bar, from that bar and those before it.
 
 One function for training and for inference, for NumPy arrays and torch tensors, for one market and for many. Every
 feature looks at the last :attr:`FeatureConfig.lookback` bars only, so that features of a long history and of its end
@@ -23,10 +23,10 @@ LIMIT = 10.0
 
 @dataclass(frozen=True)
 class FeatureConfig:
-    """Which features.
+    """Configuration of the features.
 
     Args:
-        window: Bars over which volatility and most features are measured, at least 8. Longer is steadier and later.
+        window: Bars over which volatility and most features are measured, at least 8. Longer is smoother, but slower.
         horizons: Bars over which momentum and deviation are measured, up to ``window``.
     """
 
@@ -46,7 +46,7 @@ class FeatureConfig:
 
     @property
     def names(self) -> list[str]:
-        """Of the features, in their order."""
+        """Names of the features, in their order."""
         return [
             *(f"momentum_{horizon}" for horizon in self.horizons),
             *(f"deviation_{horizon}" for horizon in self.horizons if horizon > 1),
@@ -55,7 +55,7 @@ class FeatureConfig:
 
     @property
     def lookback(self) -> int:
-        """Bars that features of the last of them need."""
+        """Number of bars that the features of one bar need."""
         return self.window + 1
 
 
@@ -80,8 +80,8 @@ def compute_features(open: Any, high: Any, low: Any, close: Any, volume: Any, co
         high: Highest prices.
         low: Lowest prices.
         close: Prices at the end of bars, when features are known.
-        volume: Traded.
-        config: Which features.
+        volume: Traded volume.
+        config: Configuration of the features.
 
     Returns:
         Features, of the type and precision of ``close``. The first ``config.lookback - 1`` bars have none: NaN.

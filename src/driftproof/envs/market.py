@@ -1,4 +1,4 @@
-"""``driftproof/Market-v0``: an account in a market of one's own data."""
+"""``driftproof/Market-v0``: trading in a market with your own data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Split = Literal["train", "validation", "test", "all"]
 
 
 class MarketEnv(TradingEnv):
-    """Real prices, of one market or several. Each episode is of one of them, within a part of its time.
+    """Trading at real prices of one or several markets. Each episode is in one market, within a split of its time.
 
     Features of the first bars of a part look back into the part before it, never ahead. ``reset(options={"symbol": ...,
     "row": ...})`` says which market, and at which row of all its rows the episode begins; otherwise both are drawn.
@@ -27,15 +27,16 @@ class MarketEnv(TradingEnv):
     Args:
         data: A file, see :func:`load_market_data`; bars; or bars by symbol.
         split: Part of the time: ``"train"``, ``"validation"``, ``"test"`` or ``"all"``.
-        fractions: Of rows for training, validation and test.
-        dates: When validation and test begin, as ISO dates in UTC, instead of ``fractions``.
-        symbols: Only these; ``None``: all.
-        episode_length: Steps, of episodes that begin anywhere in the part; ``None``: from its first bar to its last.
-        actions: See :class:`TradingEnv`, as for all that follow.
-        commission: Paid for trading.
-        slippage: By how much prices are worse when trading.
+        fractions: Fractions of rows for training, validation and test.
+        dates: Start of validation and test, as ISO dates in UTC, instead of ``fractions``.
+        symbols: Symbols to use; ``None``: all.
+        episode_length: Steps of an episode, which begins anywhere in the split; ``None``: from its first bar to its
+            last.
+        actions: See :class:`TradingEnv`, as for the following arguments.
+        commission: Commission of trading.
+        slippage: Slippage of trading.
         observe_position: Whether the position is observed.
-        features: Which features are observed.
+        features: Observed features.
         render_mode: ``None`` or ``"rgb_array"``.
         load: Arguments of :func:`load_market_data`, if ``data`` is a file.
     """
@@ -64,7 +65,7 @@ class MarketEnv(TradingEnv):
         self.episode_length = episode_length
         self.markets = _chosen(markets_of(data, load), symbols)
         self.rows: dict[str, range] = {}
-        """Where episodes may be, by symbol: rows that are observed."""
+        """Rows that may be observed, by symbol."""
         self._features: dict[str, npt.NDArray[np.float32]] = {}
         for symbol, bars in self.markets.items():
             part = range(len(bars)) if split == "all" else split_rows(bars, fractions, dates)[split]
@@ -112,7 +113,7 @@ class MarketEnv(TradingEnv):
         return info
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the market and the account are."""
+        """State of the market and the account."""
         return {
             "symbol": self._symbol,
             "row": self._row,
@@ -121,7 +122,7 @@ class MarketEnv(TradingEnv):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from there, in the same data."""
+        """Restore a saved state, with the same data."""
         self.np_random.bit_generator.state = state_dict["generator"]
         if state_dict["row"] < 0:
             return
@@ -135,7 +136,7 @@ def markets_of(data: Any, load: Mapping[str, Any] | None = None) -> dict[str, Ba
     """Bars by symbol, of a file, of bars, or of bars by symbol.
 
     Args:
-        data: Any of them.
+        data: A file, bars, or bars by symbol.
         load: Arguments of :func:`load_market_data`, for a file.
     """
     if isinstance(data, str | Path):

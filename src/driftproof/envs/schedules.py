@@ -1,4 +1,4 @@
-"""How one number of a world changes over time."""
+"""Schedules: how a number of a drifting environment changes over time."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Shape = Literal["sine", "triangle", "square"]
 class Schedule:
     """A number that depends on time, which an environment counts in steps or in episodes, from 0.
 
-    What is random about it are its *moves*: at each, a new level is drawn, which follows the last one.
+    Random schedules draw a new level at each of their *moves*, given the previous level.
 
     Args:
-        unit: What time is counted in: all steps, or all episodes, that an environment has seen.
+        unit: Unit of time: steps or episodes of an environment.
     """
 
     registry: ClassVar[Registry] = SCHEDULES
@@ -38,23 +38,23 @@ class Schedule:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The least and the greatest value, over all time."""
+        """The lowest and the highest value, over all time."""
         raise NotImplementedError
 
     def phase(self, time: int) -> int:
-        """The number of the stretch of time, within which the world is the same or changes in the same way."""
+        """Number of the phase: a period in which the value is constant, or changes in the same way."""
         raise NotImplementedError
 
     def moves(self, time: int) -> int:
-        """How many levels have been drawn by then, after the first."""
+        """Number of levels drawn by that time, after the first."""
         return 0
 
     def level(self, move: int, last: float | None, generator: np.random.Generator) -> float:
-        """The level after a move; the first one is move 0, and has no last."""
+        """The level after a move, given the previous one, which is ``None`` for move 0."""
         return 0.0
 
     def value(self, time: int, level: float) -> float:
-        """The number at that time."""
+        """The value at that time."""
         return level
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Sudden(Schedule):
-    """Another value from one moment to the next.
+    """A value that changes abruptly.
 
     Values are a list (``values``), or drawn from a range (``low``, ``high``), the first one too. With neither, the
     value is the number of the phase, 0, 1, 2, ...: for permutations, each of which is a new one.
@@ -150,15 +150,15 @@ class Sudden(Schedule):
 
 @dataclass(frozen=True)
 class Gradual(Schedule):
-    """A straight line from one value to another, which stays.
+    """Linear interpolation from one value to another, then constant.
 
     Phases: 0 before it, 1 on the way, 2 after it.
 
     Args:
         start: First value.
         end: Last value.
-        over: How long the way takes.
-        begin: When it begins.
+        over: Duration of the change.
+        begin: Time at which it begins.
     """
 
     start: float
@@ -187,15 +187,15 @@ class Gradual(Schedule):
 
 @dataclass(frozen=True)
 class Cyclic(Schedule):
-    """From one value to another and back, again and again.
+    """A periodic change from one value to another and back.
 
     Phases are half periods: there, back, there, ...
 
     Args:
         start: Value at the beginning of a period.
         end: Value in its middle; with a square wave, of all its second half.
-        period: How long there and back takes, at least 2.
-        shape: ``"sine"``, slow at the ends; ``"triangle"``, straight; ``"square"``, sudden.
+        period: Length of a period, at least 2.
+        shape: ``"sine"``, slow at the ends; ``"triangle"``, linear; ``"square"``, sudden.
     """
 
     start: float
@@ -230,7 +230,7 @@ class Cyclic(Schedule):
 
 @dataclass(frozen=True)
 class RandomWalk(Schedule):
-    """Small random changes that add up, reflected at the ends of a range. One phase only.
+    """A random walk, reflected at the ends of a range. Has a single phase.
 
     Args:
         low: Lower end.
@@ -275,12 +275,12 @@ class RandomWalk(Schedule):
 
 
 def schedule(spec: Any, trust: Trust | None = None, place: str = "") -> Schedule:
-    """A schedule from plain values, such as ``{"kind": "gradual", "start": 1, "end": 2, "over": 10_000}``.
+    """Build a schedule from plain values, such as ``{"kind": "gradual", "start": 1, "end": 2, "over": 10_000}``.
 
     Args:
         spec: The values, where ``kind`` may also be ``module:Class``; or a schedule.
-        trust: Says which modules may be imported because ``kind`` names them.
-        place: Of the values in a configuration, for messages.
+        trust: Modules that ``kind`` may name.
+        place: Path of the values in a configuration, for messages.
     """
     if isinstance(spec, Schedule):
         return spec
@@ -289,11 +289,11 @@ def schedule(spec: Any, trust: Trust | None = None, place: str = "") -> Schedule
 
 
 class Course:
-    """Where a schedule is.
+    """The state of a schedule in one environment.
 
     Args:
-        schedule: Whose.
-        seed: Of what is random about it.
+        schedule: The schedule.
+        seed: Seed of its random levels.
     """
 
     def __init__(self, schedule: Schedule, seed: Sequence[int]) -> None:
@@ -304,7 +304,7 @@ class Course:
         self.phase, self.value = schedule.phase(0), schedule.value(0, self._level)
 
     def go_to(self, time: int) -> None:
-        """Be there where the schedule is at that time, which is not before the last one."""
+        """Advance to a time, which must not be before the last one."""
         moves = self.schedule.moves(time)
         while self._moves < moves:
             self._moves += 1
@@ -316,7 +316,7 @@ class Course:
         return {"moves": self._moves, "level": self._level, "generator": self._generator.bit_generator.state}
 
     def load_state_dict(self, state_dict: dict[str, Any], time: int) -> None:
-        """Go on from there."""
+        """Restore a saved state."""
         self._moves, self._level = int(state_dict["moves"]), float(state_dict["level"])
         self._generator.bit_generator.state = state_dict["generator"]
         self.go_to(time)

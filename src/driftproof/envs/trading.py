@@ -1,4 +1,4 @@
-"""An account in a market: what both markets of this package share."""
+"""An account in a market: the base of both market environments."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Actions = Literal["continuous", "discrete"]
 Features = npt.NDArray[np.floating[Any]]
 
 RUIN = 1e-3
-"""An account that falls to this share of what it was within a bar is ruined, and the episode ends."""
+"""An account that falls to this share of its value within a bar is ruined, and the episode ends."""
 
 
 def settle(position: Any, target: Any, change: Any, cost: float) -> tuple[Any, Any]:
-    """What a bar makes of an account that trades at its beginning; of floats, arrays or tensors.
+    """Growth of an account over a bar, with a trade at its beginning; for floats, arrays or tensors.
 
     Args:
-        position: Value held, as a share of the account; negative if owed.
-        target: The same, after trading.
-        change: Of the price over the bar, relative.
-        cost: Of trading, as a share of the value traded.
+        position: Value held, as a share of the account; negative if short.
+        target: Position after trading.
+        change: Relative change of the price over the bar.
+        cost: Cost of trading, as a share of the value traded.
 
     Returns:
-        The account relative to what it was, and the position relative to the account, which moves with the price.
+        The account's growth factor, and the position as a share of the new account, which moves with the price.
     """
     held = 1 + target * change
     return (1 - cost * abs(target - position)) * held, target * (1 + change) / (held + (held == 0))
@@ -41,19 +41,19 @@ def settle(position: Any, target: Any, change: Any, cost: float) -> tuple[Any, A
 class TradingEnv(gymnasium.Env[npt.NDArray[np.float32], Any]):
     """One market, one account. Each step is a bar: observe its close, trade there, and see the next close.
 
-    The reward is the logarithm of what the account is relative to a step ago, so that the sum over an episode is the
-    logarithm of what became of it. It ends with its last bar (truncated), or if the account is ruined (terminated).
+    The reward is the logarithmic growth of the account in the step, so that their sum is that of the whole episode. An
+    episode ends with its last bar (truncated), or if the account is ruined (terminated).
 
     The observation has the :mod:`features <driftproof.envs.features>` of the market, and the position if asked for.
 
     Args:
-        actions: ``"continuous"``: the position, from -1 (all of the account owed) to 1 (all of it invested);
+        actions: ``"continuous"``: the position, from -1 (fully short) to 1 (fully long);
             ``"discrete"``: 0 SELL, 1 HOLD and 2 BUY, for the positions -1, 0 and 1.
-        commission: Paid for trading, as a share of the value traded.
-        slippage: By how much prices are worse than the close when trading, as a share.
+        commission: Commission, as a share of the value traded.
+        slippage: Slippage: how much worse than the close prices are when trading, as a share.
         observe_position: Whether the position is the observation's last number. Without it, observations are of the
             market alone, so that all bars of a history can be judged at once.
-        features: Which, or a mapping of arguments of :class:`FeatureConfig`.
+        features: Features to observe, or a mapping of arguments of :class:`FeatureConfig`.
         render_mode: ``"rgb_array"``: :meth:`render` draws prices and positions of the episode.
     """
 
@@ -90,7 +90,7 @@ class TradingEnv(gymnasium.Env[npt.NDArray[np.float32], Any]):
         """Begin an episode that observes these features, ``[T, F]``, one for each of these closes, ``[T]``."""
         self._observations = np.zeros((len(features), *self.observation_space.shape), np.float32)
         self._observations[:, : features.shape[1]] = features
-        # Python's numbers: those of arrays would take most of the time of a step.
+        # Python floats: indexing arrays would take most of the time of a step.
         self._changes: list[float] = (close[1:] / close[:-1] - 1).tolist()
         self._closes: list[float] = close.tolist()
         self._bar, self._last = 0, len(self._changes)
@@ -125,7 +125,7 @@ class TradingEnv(gymnasium.Env[npt.NDArray[np.float32], Any]):
         return min(max(target, -1.0), 1.0)
 
     def render(self) -> npt.NDArray[np.uint8] | None:
-        """The close of every bar so far, on green where it was owned and red where it was owed."""
+        """The close of every bar so far, on green for long and red for short positions."""
         if self.render_mode is None:
             return None
         height, width = 160, self._bar + 1
@@ -159,7 +159,7 @@ class TradingEnv(gymnasium.Env[npt.NDArray[np.float32], Any]):
 
 
 def feature_config(features: FeatureConfig | Mapping[str, Any] | None) -> FeatureConfig:
-    """The configuration itself, from its arguments, or that of no arguments."""
+    """The configuration itself, or one from its arguments, or the default one."""
     if isinstance(features, FeatureConfig):
         return features
     return from_plain("features", features or {}, FeatureConfig)
