@@ -191,8 +191,9 @@ def test_saving_takes_little_of_the_callers_time(tmp_path):
 @pytest.mark.gpu
 def test_copies_on_cuda_are_whole_before_they_are_written(tmp_path):
     """On a stream of its own, with work queued before the copy."""
-    weights = torch.zeros(4_000_000, device="cuda")
     with torch.cuda.stream(torch.cuda.Stream()), AsyncWriter(CheckpointStore(tmp_path), keep_all=True) as writer:
+        # On this stream too: another one could still be filling it with zeros.
+        weights = torch.zeros(4_000_000, device="cuda")
         for step in range(20):
             weights += 1
             writer.save({"w": weights}, step)
