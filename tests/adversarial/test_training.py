@@ -561,7 +561,7 @@ def test_bad_settings_are_refused(settings, message):
 
 
 def test_attacks_are_not_captured():
-    with pytest.raises(ValueError, match="cuda_graph=True does not capture attacks"):
+    with pytest.raises(ValueError, match="cuda_graph=True cannot capture attacks"):
         attacked(arguments={"cuda_graph": True})
 
 

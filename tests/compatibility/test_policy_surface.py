@@ -260,7 +260,7 @@ def test_lstm_kwargs_that_change_shapes_are_refused():
         agent("MlpLstmPolicy", policy_kwargs={"lstm_kwargs": {"bidirectional": True}})
     with pytest.raises(ValueError, match=r"Invalid lstm_kwargs\['dropout'\]: 2"):
         agent("MlpLstmPolicy", policy_kwargs={"lstm_kwargs": {"dropout": 2}})
-    with pytest.raises(ValueError, match="'lstm_kwargs', which is for policies with memory"):
+    with pytest.raises(ValueError, match="'lstm_kwargs', which is for recurrent policies"):
         agent("MlpPolicy", policy_kwargs={"lstm_kwargs": {"dropout": 0.5}})
 
 

@@ -452,13 +452,13 @@ def test_what_is_no_environment_is_refused(env):
         ),
         ({"ent_coef": 0.001, "ent_coef_min": 0.01}, "ent_coef 0.001 is below ent_coef_min 0.01"),
         ({"ent_coef": 0.1, "ent_coef_min": 0.01, "ent_coef_final": 0.001}, "Invalid ent_coef_final: 0.001.*>= 0.01"),
-        ({"ent_coef_start": "plateau"}, 'ent_coef_start="plateau".*give ent_coef_final'),
-        ({"ent_boost_cap": 0.1}, "ent_boost_cap=0.1 is for a boost: give an ent_boost_factor"),
-        ({"ent_boost_below": 0.1}, "ent_boost_below=0.1 is for a boost: give an ent_boost_factor"),
-        ({"ent_plateau_patience": 5}, 'ent_plateau_patience=5 waits for a plateau: give ent_coef_start="plateau"'),
-        ({"target_kl": 0.01, "kl_stop": None}, "target_kl=0.01 has no use with kl_stop=None and without kl_penalty"),
-        ({"target_kl": 0.01, "kl_stop_patience": 3}, 'kl_stop_patience=3 is for kl_stop="consecutive", not .absolute.'),
-        ({"target_kl": 0.01, "kl_stop_fraction": 0.2}, 'kl_stop_fraction=0.2 is for kl_stop="fraction"'),
+        ({"ent_coef_start": "plateau"}, 'ent_coef_start="plateau".*set ent_coef_final'),
+        ({"ent_boost_cap": 0.1}, "ent_boost_cap=0.1 needs an ent_boost_factor"),
+        ({"ent_boost_below": 0.1}, "ent_boost_below=0.1 needs an ent_boost_factor"),
+        ({"ent_plateau_patience": 5}, 'ent_plateau_patience=5 needs ent_coef_start="plateau"'),
+        ({"target_kl": 0.01, "kl_stop": None}, "target_kl=0.01 has no effect with kl_stop=None and without kl_penalty"),
+        ({"target_kl": 0.01, "kl_stop_patience": 3}, 'kl_stop_patience=3 needs kl_stop="consecutive", not .absolute.'),
+        ({"target_kl": 0.01, "kl_stop_fraction": 0.2}, 'kl_stop_fraction=0.2 needs kl_stop="fraction"'),
         ({"policy_kwargs": {"num_atoms": 11}}, "'num_atoms', which is for value_head='categorical', not 'quantile'"),
         (
             {"policy_kwargs": {"value_head": "categorical", "huber_kappa": 1.0}},
@@ -466,7 +466,7 @@ def test_what_is_no_environment_is_refused(env):
         ),
         (
             {"policy_kwargs": {"core": "none", "lstm_hidden_size": 8}},
-            "'lstm_hidden_size', which is for policies with memory",
+            "'lstm_hidden_size', which is for recurrent policies",
         ),
         ({"cuda_graph": True}, "cuda_graph=True needs device='cuda', not 'cpu'"),
         ({"mixed_precision": True}, "mixed_precision=True needs device='cuda', not 'cpu'"),
@@ -578,5 +578,5 @@ def test_what_gymnasium_returns_from_reset_is_not_an_observation():
 
 def test_an_extractor_that_nobody_would_use_is_refused():
     kwargs = {"shared_recurrence": True, "share_features_extractor": False}
-    with pytest.raises(ValueError, match="share_features_extractor=False has no use"):
+    with pytest.raises(ValueError, match="share_features_extractor=False has no effect"):
         DistributionalPPO("MlpLstmPolicy", "CartPole-v1", policy_kwargs=kwargs, device="cpu")

@@ -236,7 +236,7 @@ def check_policy(policy: Any, kwargs: Mapping[str, Any]) -> None:
     has_memory = kwargs.get("core", policy.default_core) != "none"
     for name, needed in unused_by_policy(head, has_memory).items():
         if name in kwargs:
-            found = f"; {policy.__name__} has none" if "memory" in needed else f", not {head!r}"
+            found = f"; {policy.__name__} is not recurrent" if "recurrent" in needed else f", not {head!r}"
             raise ValueError(f"policy_kwargs has {name!r}, which is for {needed}{found}")
 
 

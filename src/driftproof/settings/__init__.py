@@ -1,1 +1,1 @@
-"""Definitions of all settings: name, type, default, bounds and effect of each, in one place. Without torch."""
+"""Definitions of all settings: name, type, default, bounds and effect of each. Imports no torch."""

@@ -21,9 +21,9 @@ EpsilonSchedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True)
 class PerturbationConfig:
-    """How far an observation may be moved, and how the worst place for it is searched.
+    """Perturbation of observations: its size, and how the attack searches for the worst one.
 
-    Distances are in units of what the policy sees: of the normalised observation with ``VecNormalize``, of brightness
+    Distances are in units of the policy's inputs: of the normalised observation with ``VecNormalize``, of brightness
     from 0 to 1 in images that the policy divides by 255. See Madry et al., 2018, arXiv 1706.06083 (``"pgd"``),
     Goodfellow et al., 2015, arXiv 1412.6572 (``"fgsm"``), Welling & Teh, 2011, and Zhang et al., 2020, arXiv 2003.08938
     (``"sgld"``).
@@ -31,39 +31,40 @@ class PerturbationConfig:
 
     epsilon: float = setting(
         0.075,
-        "Radius of the ball, in units of what the policy sees; 0.01 to 0.2. 0: nothing moves.",
+        "Radius of the perturbation, in units of the policy's inputs; 0.01 to 0.2. 0: no perturbation.",
         at_least=0,
         at_most=LARGE,
     )
     attack_steps: int = setting(
         3,
-        "Steps of PGD and SGLD. More find worse places, at the price of a forward and a backward pass each; 1 to 10 in "
+        "Steps of PGD and SGLD. More find stronger attacks, at a forward and a backward pass each; 1 to 10 in "
         "training, 10 to 100 in evaluation. FGSM takes one.",
         at_least=1,
     )
     attack_lr: float = setting(
         0.03,
-        "Length of a step, at this epsilon; where another is in force, steps grow and shrink with it. FGSM's leads to "
-        "the surface.",
+        "Length of a step at this epsilon; it scales with the current epsilon. FGSM always steps to the surface.",
         above=0,
     )
     random_init: bool = setting(
         True,
-        "Start from a random point in the ball instead of from the clean observation. Objectives whose gradient "
-        "vanishes there start so in any case.",
+        "Start from a random point in the ball instead of the clean observation. Objectives whose gradient vanishes at "
+        "the clean observation always do.",
     )
     norm_type: NormType = setting(
         "linf",
-        "Every number may move by epsilon (linf), or all of an observation together, each part of a dictionary by "
-        "itself (l2).",
+        "Norm of the ball: every number may change by epsilon (linf), or an observation as a whole, each part of a "
+        "dictionary separately (l2).",
     )
     clip_min: float | None = setting(
-        None, "Perturbed observations are never below it, unless the clean one is, and then no further. None: any."
+        None, "Lower bound of perturbed observations, unless the clean one is below it. None: no bound."
     )
-    clip_max: float | None = setting(None, "The same above.")
+    clip_max: float | None = setting(
+        None, "Upper bound of perturbed observations, unless the clean one is above it. None: no bound."
+    )
     attack_method: str | type[Attack] = setting(
         "pgd",
-        "pgd, projected gradient ascent; fgsm, one step to the surface; sgld, ascent with noise that fades; or a class "
+        "pgd, projected gradient ascent; fgsm, one step to the surface; sgld, ascent with decaying noise; or a class "
         "of your own, in configurations as module:Class.",
         form=str,
         check=ATTACKS.name,
@@ -83,40 +84,40 @@ class PerturbationConfig:
 class AdversarialSettings:
     """Settings of adversarial training.
 
-    PPO learns from clean observations. Added to its loss is how much the policy's distribution changes at worst when
-    they are moved a little: SA-PPO (Zhang et al., 2020, arXiv 2003.08938).
+    PPO trains on clean observations; a term of the loss penalises how much the policy's distribution changes under the
+    worst small perturbation: SA-PPO (Zhang et al., 2020, arXiv 2003.08938).
     """
 
     adversarial_ratio: float = setting(
         0.5,
-        "Share of each minibatch that is attacked; at least one sequence unless it is 0. More is steadier and slower.",
+        "Share of each minibatch that is attacked; at least one sequence unless 0. More is less noisy, and slower.",
         at_least=0,
         at_most=1,
         fixed="it decides how minibatches are cut",
     )
     robust_kl_coef: float = setting(
         0.1,
-        "Weight of KL(clean‖attacked), and times vf_coef of the critics' difference. More makes the policy smoother, "
+        "Weight of KL(clean‖attacked) and, times vf_coef, of the critics' difference. More makes the policy smoother, "
         "at some point too smooth to do its task; 0.01 to 3.",
         at_least=0,
         at_most=LARGE,
     )
     warmup_updates: int = setting(
-        10, "Updates before the first attack, in which the policy finds out what there is to defend.", at_least=0
+        10, "Updates before the first attack, in which the policy learns the task.", at_least=0
     )
     attack_policy: bool = setting(True, "Whether the distribution of actions is attacked and smoothed.")
     attack_value: bool = setting(True, "Whether the critics' predictions are attacked and smoothed.")
     epsilon_schedule: EpsilonSchedule = setting(
-        "constant", "How the radius goes from perturbation.epsilon to epsilon_final over training."
+        "constant", "Schedule of the radius from perturbation.epsilon to epsilon_final over training."
     )
     epsilon_final: float = setting(
         0.05,
-        "Radius at the end of training, unless constant. It may be the larger: attacks then begin gently.",
+        "Radius at the end of training, unless constant. It may be larger than epsilon: attacks then grow stronger.",
         at_least=0,
         at_most=LARGE,
     )
     perturbation: PerturbationConfig = setting(
-        factory=PerturbationConfig, doc="How far observations are moved at first, and how the worst place is searched."
+        factory=PerturbationConfig, doc="The attack: initial radius, and how the worst perturbation is searched."
     )
 
     def __post_init__(self) -> None:
@@ -124,7 +125,7 @@ class AdversarialSettings:
         if not isinstance(self.perturbation, PerturbationConfig):
             raise TypeError(f"perturbation must be a PerturbationConfig, not {self.perturbation!r}")
         if not (self.attack_policy or self.attack_value):
-            raise ValueError("attack_policy=False and attack_value=False leave nothing to attack: give one of them")
+            raise ValueError("attack_policy=False and attack_value=False leave nothing to attack: set one to True")
         refuse_unused(vars(self), defaults_of(AdversarialSettings), unused_by_adversary(vars(self)))
         attack = vars(self.perturbation)
         refuse_unused(attack, defaults_of(PerturbationConfig), unused_by_training_attack(attack), "perturbation: ")
@@ -141,7 +142,7 @@ def unused_by_adversary(options: Mapping[str, Any]) -> dict[str, str]:
 def unused_by_training_attack(options: Mapping[str, Any]) -> dict[str, str]:
     """Settings of the attacks in adversarial training that have no effect, each with what it needs."""
     unused = {
-        "random_init": "attacks of one's own: those in training start at random, since their gradient is 0 at first"
+        "random_init": "an attack of your own: built-in ones start at random in training, where their gradient is 0"
     }
     if options.get("attack_method", PerturbationConfig.attack_method) == "fgsm":
         unused |= dict.fromkeys(("attack_steps", "attack_lr"), "attack_method 'pgd' or 'sgld'")

@@ -40,24 +40,24 @@ ClipMode: TypeAlias = Literal["mean_only", "mean_and_variance", "per_quantile"]
 DecayStart: TypeAlias = Literal["immediately", "plateau"]
 
 DEFAULT_LEARNING_RATE = 3e-4
-_SHAPE = "it is the shape of rollouts and minibatches"
+_SHAPE = "it determines the shape of rollouts and minibatches"
 
 
 @dataclass(frozen=True)
 class KLPenaltySettings:
-    """How the coefficient of a KL penalty is controlled."""
+    """Settings of the PID controller of a KL penalty's coefficient."""
 
     per_member: ClassVar[bool] = True
-    target: float = argument(doc="KL divergence aimed at; 0.005 to 0.05.", above=0)
-    kp: float = setting(0.1, "Answers to the last update. Larger: quicker, and noisier.", at_least=0)
-    ki: float = setting(0.4, "Answers to lasting errors. Larger: quicker to settle, until it oscillates.", at_least=0)
-    kd: float = setting(0.0, "Answers to changes.", at_least=0)
+    target: float = argument(doc="Target KL divergence; 0.005 to 0.05.", above=0)
+    kp: float = setting(0.1, "Proportional gain. Larger: quicker, and noisier.", at_least=0)
+    ki: float = setting(0.4, "Integral gain. Larger: quicker to settle, until it oscillates.", at_least=0)
+    kd: float = setting(0.0, "Derivative gain.", at_least=0)
     max_coef: float = setting(
-        10.0, "Largest coefficient; it takes max_coef / ki updates at most to come down from there.", above=0
+        10.0, "Largest coefficient; it takes at most max_coef / ki updates to come down from it.", above=0
     )
     init_coef: float = setting(0.0, "Coefficient of the first update.", at_least=0)
-    device: Device | None = argument(None, "Where the state lives.")
-    members: int | None = argument(None, "How many agents it serves. None: one, whose numbers are 0-dim.", at_least=1)
+    device: Device | None = argument(None, "Device of the state.")
+    members: int | None = argument(None, "Number of agents. None: one, with 0-dim numbers.", at_least=1)
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -66,7 +66,7 @@ class KLPenaltySettings:
 
 @dataclass(kw_only=True)
 class EntropySettings:
-    """The entropy coefficient over the course of training."""
+    """Settings of the entropy coefficient over the course of training."""
 
     per_member: ClassVar[bool] = True
     ent_coef_final: float | None = setting(None, "Decay ent_coef linearly to this. None: constant.", at_least=0)
@@ -76,14 +76,14 @@ class EntropySettings:
     )
     ent_plateau_patience: int | None = setting(
         None,
-        "Updates without better returns that make a plateau. Larger: later, and less easily fooled. None: 10.",
+        "Updates without better returns that count as a plateau. Larger: later, less sensitive to noise. None: 10.",
         at_least=1,
     )
     ent_boost_factor: float = setting(
-        1.0, "Multiplies ent_coef while the explained variance is bad; up to 10. 1: never.", at_least=1
+        1.0, "Factor of ent_coef while the explained variance is low; up to 10. 1: no boost.", at_least=1
     )
-    ent_boost_below: float | None = setting(None, "Explained variance that counts as bad. None: 0.", at_most=1)
-    ent_boost_cap: float | None = setting(None, "Largest coefficient that a boost leads to. None: any.", at_least=0)
+    ent_boost_below: float | None = setting(None, "Explained variance below which to boost. None: 0.", at_most=1)
+    ent_boost_cap: float | None = setting(None, "Largest coefficient after a boost. None: no cap.", at_least=0)
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -93,16 +93,16 @@ class EntropySettings:
         if self.ent_coef_final is None and self.ent_coef_start == "plateau":
             raise _conflict(
                 "ent_coef_start",
-                'ent_coef_start="plateau" is the start of a decay: give ent_coef_final, where it leads to',
+                'ent_coef_start="plateau" is the start of a decay: set ent_coef_final, the end of the decay',
             )
         if self.ent_plateau_patience is not None and self.ent_coef_start != "plateau":
             raise _conflict(
                 "ent_plateau_patience",
-                f'ent_plateau_patience={self.ent_plateau_patience} waits for a plateau: give ent_coef_start="plateau"',
+                f'ent_plateau_patience={self.ent_plateau_patience} needs ent_coef_start="plateau"',
             )
         for name in ("ent_boost_below", "ent_boost_cap"):
             if (value := getattr(self, name)) is not None and max(listed(self.ent_boost_factor)) == 1:
-                raise _conflict(name, f"{name}={value!r} is for a boost: give an ent_boost_factor above 1")
+                raise _conflict(name, f"{name}={value!r} needs an ent_boost_factor above 1")
 
 
 @dataclass
@@ -112,8 +112,8 @@ class AgentSettings(EntropySettings):
     per_member = False
     policy: str | type[DistributionalPolicy] = setting(
         "MlpLstmPolicy",
-        "Mlp for numbers, Cnn for images, MultiInput for dicts of observations; with an LSTM, a GRU, or without "
-        "memory. In Python also a class; one that derives from Stable-Baselines3's ActorCriticPolicy has its own "
+        "Mlp for vectors, Cnn for images, MultiInput for dicts of observations; with an LSTM, a GRU, or feed-forward. "
+        "In Python also a class; one that derives from Stable-Baselines3's ActorCriticPolicy has its own "
         "networks, and a critic that predicts one number.",
         section="policy",
         key="name",
@@ -124,7 +124,7 @@ class AgentSettings(EntropySettings):
     )
     learning_rate: float | Schedule | None = setting(
         None,
-        "Size of steps; 1e-5 to 1e-2. May be a schedule: a function of the remaining progress, in configurations "
+        "Learning rate; 1e-5 to 1e-2. May be a schedule: a function of the remaining progress, in configurations "
         "{kind: linear, start: 3e-4, end: 0}, or cosine. None: 3e-4.",
         file_default=DEFAULT_LEARNING_RATE,
         at_least=0,
@@ -150,7 +150,7 @@ class AgentSettings(EntropySettings):
     )
     n_epochs: int = setting(
         10,
-        "Passes over the rollout. More learn more from it, and move the policy further; 3 to 20.",
+        "Passes over the rollout. More learn more from it, and change the policy more; 3 to 20.",
         at_least=1,
         at_most=LARGE,
         is_hyperparameter=True,
@@ -171,20 +171,20 @@ class AgentSettings(EntropySettings):
     )
     clip_range: float | Schedule = setting(
         0.2,
-        "How far probabilities of actions may move in an update; 0.1 to 0.3. May be a schedule.",
+        "Clip range of PPO's probability ratio around 1; 0.1 to 0.3. May be a schedule.",
         at_least=0,
         at_most=LARGEST,
         is_hyperparameter=True,
     )
     clip_range_vf: float | Schedule | None = setting(
         None,
-        "The same for predictions of returns, in their standard deviations; 0.1 to 1. None: not clipped.",
+        "Clip range of predicted returns, in their standard deviations; 0.1 to 1. None: not clipped.",
         above=0,
         at_most=LARGEST,
         is_hyperparameter=True,
     )
     normalize_advantage: bool = setting(
-        True, "Advantages to mean 0 and standard deviation 1, once over the rollout.", changes_on_load=True
+        True, "Normalise advantages to mean 0 and standard deviation 1, once over the rollout.", changes_on_load=True
     )
     ent_coef: float = setting(
         0.0,
@@ -201,19 +201,19 @@ class AgentSettings(EntropySettings):
     )
     use_sde: bool = setting(
         False,
-        "Generalised state-dependent exploration (gSDE) of Box actions: noise that changes as smoothly as the state, "
-        "for robots. With log_std_init=-2 or so.",
+        "Generalised state-dependent exploration (gSDE) of Box actions: noise that is a smooth function of the state, "
+        "for robots. Use it with log_std_init of about -2.",
     )
     sde_sample_freq: int = setting(
         -1,
-        "For use_sde: steps after which exploration matrices are drawn anew; 4 to 64. Fewer explore more, and less "
-        "smoothly. -1: only when a rollout begins.",
+        "For use_sde: steps between draws of the exploration matrices; 4 to 64. Fewer explore more, and less smoothly. "
+        "-1: once per rollout.",
         at_least=-1,
         changes_on_load=True,
     )
     target_kl: float | None = setting(
         None,
-        "KL divergence that an update aims at; 0.005 to 0.05. None: as far as clipping lets it.",
+        "Target KL divergence of an update; 0.005 to 0.05. None: limited by clipping only.",
         above=0,
         at_most=LARGEST,
         is_hyperparameter=True,
@@ -221,8 +221,8 @@ class AgentSettings(EntropySettings):
     _: KW_ONLY
     sequence_length: int | None = setting(
         None,
-        "Steps through which gradients flow back in time; recurrent states carry on over its ends. Longer learns "
-        "longer memories, and is slower. 1 without recurrence. None: up to 128, and half of batch_size.",
+        "Steps of backpropagation through time; recurrent states carry over between sequences. Longer learns longer "
+        "dependencies, and is slower. 1 without recurrence. None: up to 128, and half of batch_size.",
         at_least=1,
         changes_on_load=True,
         fixed=_SHAPE,
@@ -231,7 +231,7 @@ class AgentSettings(EntropySettings):
         DEFAULT_OPTIMIZER,
         'The optimizer: "adaptive_upgd", "upgd", "upgdw", "adamw", "adam", "sgd", in any spelling ("AdaptiveUPGD"), or '
         "a class.",
-        fixed="the state of one optimizer is of no use to another",
+        fixed="optimizers cannot load each other's states",
     )
     optimizer_kwargs: Mapping[str, Any] | None = argument(
         None, "Arguments of the optimizer. An lr among them replaces learning_rate."
@@ -241,12 +241,12 @@ class AgentSettings(EntropySettings):
     )
     vgs_kwargs: Mapping[str, Any] | None = argument(None, "Arguments of driftproof.optim.VarianceGradientScaler.")
     value_clip_mode: ClipMode | None = setting(
-        None, "What clip_range_vf bounds of a predicted distribution. None: mean_only.", section="critic"
+        None, "Which part of a predicted distribution clip_range_vf bounds. None: mean_only.", section="critic"
     )
     cvar_alpha: float | None = setting(
         None,
-        "Advantages from the mean of the worst share of predicted returns. Smaller is more cautious; 0.05 to 0.5. "
-        "None: of all.",
+        "Advantages from the CVaR, the mean of this worst share of predicted returns. Smaller is more risk-averse; "
+        "0.05 to 0.5. None: from the mean of all.",
         above=0,
         at_most=1,
         section="critic",
@@ -254,15 +254,15 @@ class AgentSettings(EntropySettings):
     )
     return_scale_decay: float = setting(
         0.9,
-        "Memory of the running scale of returns, per update. Larger is steadier, and slower to follow.",
+        "Decay per update of the running scale of returns. Larger is steadier, and slower to follow.",
         at_least=0,
         below=1,
         section="critic",
     )
     kl_stop: StopMode | None = setting(
         "absolute",
-        "How target_kl ends an update: at the first minibatch 1.5 times beyond it, after some in a row, at some share "
-        "of them, or not at all (None).",
+        "How target_kl stops an update early: at the first minibatch above 1.5 times the target, after several in a "
+        "row, at a share of them, or never (None).",
     )
     kl_stop_patience: int | None = setting(None, "Minibatches in a row, for kl_stop consecutive. None: 3.", at_least=1)
     kl_stop_fraction: float | None = setting(
@@ -270,7 +270,7 @@ class AgentSettings(EntropySettings):
     )
     kl_penalty: bool | Mapping[str, float] = setting(
         False,
-        "Add the KL divergence to the loss, with a coefficient that is controlled to reach target_kl; True, or "
+        "Add the KL divergence to the loss, with a coefficient controlled to keep it at target_kl; True, or "
         "settings of the controller: {kp: 0.1, ki: 0.4, kd: 0, max_coef: 10, init_coef: 0}.",
         form=bool | KLPenaltySettings,
     )
@@ -279,14 +279,14 @@ class AgentSettings(EntropySettings):
     )
     skip_limit: int = setting(
         10,
-        "Minibatches in a row with a loss or gradient that is not finite, until training stops.",
+        "Consecutive minibatches with a loss or gradient that is not finite after which training stops.",
         at_least=1,
         changes_on_load=True,
     )
     cuda_graph: bool = setting(False, "Capture the optimizer step in a CUDA graph. Needs device cuda.")
-    mixed_precision: bool = setting(False, "Networks in bfloat16. Needs device cuda.")
+    mixed_precision: bool = setting(False, "Run the networks in bfloat16. Needs device cuda.")
     stats_window_size: int = setting(
-        100, "Episodes that are averaged in the log.", at_least=1, section="run", changes_on_load=True
+        100, "Recent episodes that are averaged in the log.", at_least=1, section="run", changes_on_load=True
     )
     tensorboard_log: str | os.PathLike[str] | None = argument(
         None, "Folder for TensorBoard's logs.", changes_on_load=True
@@ -299,9 +299,9 @@ class AgentSettings(EntropySettings):
     )
     verbose: int = argument(0, "0: nothing, 1: progress, 2: more.", at_least=0, changes_on_load=True)
     seed: int | None = argument(None, "Seed of all random numbers.", at_least=0, changes_on_load=True)
-    device: Device = argument("auto", 'Where networks are: "auto", "cpu", "cuda".')
+    device: Device = argument("auto", 'Device of the networks: "auto", "cpu", "cuda".')
     _init_setup_model: bool = argument(True, "False: networks are built later, by _setup_model().")
-    vgs_enabled: bool | None = argument(None, "The same as variance_gradient_scaling.")
+    vgs_enabled: bool | None = argument(None, "Alias of variance_gradient_scaling.")
     vgs_beta: float | None = argument(None, "beta in vgs_kwargs, by its name in configurations; so are those below.")
     vgs_alpha: float | None = argument(None, "alpha in vgs_kwargs.")
     vgs_eps: float | None = argument(None, "eps in vgs_kwargs.")
@@ -317,9 +317,7 @@ class AgentSettings(EntropySettings):
             raise TypeError(f"tensorboard_log must be a path, not {self.tensorboard_log!r}")
         self._check_stop()
         if self.value_clip_mode is not None and self.clip_range_vf is None:
-            raise _conflict(
-                "value_clip_mode", f"value_clip_mode={self.value_clip_mode!r} needs clip_range_vf, by how much to clip"
-            )
+            raise _conflict("value_clip_mode", f"value_clip_mode={self.value_clip_mode!r} needs clip_range_vf")
         if not isinstance(self.kl_penalty, bool | Mapping):
             raise TypeError(
                 f"kl_penalty must be True, False or a mapping from names to values, not {self.kl_penalty!r}"
@@ -329,11 +327,9 @@ class AgentSettings(EntropySettings):
             check_names("kl_penalty", self.kl_penalty, known, "KLPenalty")
             KLPenaltySettings(target=1.0, **dict[str, Any](self.kl_penalty))
         if self.has_kl_penalty and self.target_kl is None:
-            raise _conflict("kl_penalty", "kl_penalty needs target_kl, the KL divergence that it is to reach")
+            raise _conflict("kl_penalty", "kl_penalty needs target_kl")
         if self.adversarial is not None and self.cuda_graph:
-            raise _conflict(
-                "cuda_graph", "cuda_graph=True does not capture attacks: leave out cuda_graph, or adversarial"
-            )
+            raise _conflict("cuda_graph", "cuda_graph=True cannot capture attacks: leave out cuda_graph or adversarial")
         if self.ent_coef < self.ent_coef_min:
             raise _conflict(
                 "ent_coef",
@@ -349,19 +345,19 @@ class AgentSettings(EntropySettings):
     def _check_stop(self) -> None:
         mode, target = self.kl_stop, self.target_kl
         if mode not in (None, "absolute") and target is None:
-            raise _conflict("kl_stop", f"kl_stop={mode!r} needs target_kl, the KL divergence to stop at")
+            raise _conflict("kl_stop", f"kl_stop={mode!r} needs target_kl")
         if mode is None and target is not None and not self.has_kl_penalty:
             raise _conflict(
                 "target_kl",
-                f"target_kl={target!r} has no use with kl_stop=None and without kl_penalty: give one of them",
+                f"target_kl={target!r} has no effect with kl_stop=None and without kl_penalty: set one of them",
             )
         for name, needed in {"kl_stop_patience": "consecutive", "kl_stop_fraction": "fraction"}.items():
             if (value := getattr(self, name)) is not None and mode != needed:
-                raise _conflict(name, f'{name}={value} is for kl_stop="{needed}", not {mode!r}')
+                raise _conflict(name, f'{name}={value} needs kl_stop="{needed}", not {mode!r}')
 
     @staticmethod
     def hint(name: str) -> str:
-        """What somebody may have meant who gave an argument that there is not."""
+        """Hint for an unknown argument."""
         if name in _EARLIER:
             return f"it is {_EARLIER[name]}"
         for holder, names in {"policy_kwargs": settings_of(PolicySettings), "optimizer_kwargs": OPTIONS}.items():
@@ -371,7 +367,7 @@ class AgentSettings(EntropySettings):
 
 
 def _conflict(name: str, message: str) -> ArgumentError:
-    """A setting is wrong because of others."""
+    """Error for a setting that conflicts with others."""
     return ArgumentError(message, name)
 
 
@@ -387,7 +383,7 @@ _EARLIER = {
         "not replaceable: rollouts are tensors cut into sequences; read them through model.rollout_buffer",
     ),
 }
-"""Arguments of the earlier system and of Stable-Baselines3, and what they are called here."""
+"""Arguments of the earlier system and of Stable-Baselines3, and their present names."""
 
 HYPERPARAMETERS = {name: each for name, each in settings_of(AgentSettings).items() if each.about.is_hyperparameter}
 """Settings of the agent that may change while it trains."""

@@ -1,4 +1,4 @@
-"""How rollouts are cut into sequences and minibatches. Plain numbers: configurations are checked without torch."""
+"""How rollouts are cut into sequences and minibatches. Imports no torch: configurations are checked with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 _LONGEST_DEFAULT_SEQUENCE = 128
 _SEQUENCES_PER_BATCH = 2
-"""At the least: minibatches of a single sequence are all alike."""
+"""Smallest number of sequences per minibatch by default: samples of a single sequence are too correlated."""
 
 STEPS_AND_BATCH = {False: (2048, 64), True: (128, 128)}
 """Defaults of ``n_steps`` and ``batch_size`` without and with recurrence: those of PPO and of RecurrentPPO."""
@@ -58,7 +58,7 @@ def cut(n_steps: int, n_envs: int, batch_size: int, sequence_length: int | None,
 
 
 def truncation(n_steps: int, n_envs: int, batch_size: int, batches: Batches) -> str | None:
-    """What to tell somebody whose ``batch_size`` makes the last minibatch smaller than the others, if it does."""
+    """Warning for a ``batch_size`` that makes the last minibatch smaller than the others; ``None`` if it does not."""
     samples = n_steps * n_envs
     whole = batches.sequences // batches.per_batch
     rest = batches.sequences % batches.per_batch

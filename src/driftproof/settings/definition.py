@@ -1,4 +1,4 @@
-"""Definitions of settings: dataclasses whose fields say type, default, bounds and effect, and what derives from them.
+"""Definitions of settings: dataclasses whose fields have type, default, bounds and documentation.
 
 A field made by :func:`setting` is the one place where a setting is defined. Constructors take their signature from a
 definition (:func:`takes`), values are checked against it (:func:`check_values`), and :mod:`driftproof.config` makes
@@ -27,21 +27,21 @@ Given = TypeVar("Given")
 Kind = TypeVar("Kind", bound=type[Any])
 
 LARGE = 1e6
-"""Whatever is larger is a mistake, and would leave nothing of the networks."""
+"""Upper bound of numbers that act on networks: larger ones are mistakes."""
 LARGEST = 1e15
 """Upper bound of numbers that only bound others."""
 MOST_UNITS = 2**16
-"""Of what takes memory or processes as soon as it is made: a slip, or a stranger's file, must not take all there is."""
+"""Upper bound of sizes: a typo, or a file from elsewhere, must not exhaust memory or processes."""
 _NOT_SET: Any = object()
 _WIDTH = 116
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a definition says of one setting, besides its name, type and default.
+    """Metadata of a setting, besides its name, type and default.
 
     Attributes:
-        doc: Its effect, in which direction, and typical values, as one or two sentences.
+        doc: Effect, direction and typical values, in one or two sentences.
         bounds: Arguments of :func:`driftproof._arguments.check_number`.
         section: Section of configurations; ``None``: that of the definition.
         key: Its name there; ``None``: its own name.
@@ -49,10 +49,10 @@ class Metadata:
         file_default: Its default there, where it is not that of the constructor.
         in_files: Whether configurations have it.
         is_hyperparameter: Whether it may change while an agent trains, so that populations can search it.
-        changes_on_load: Whether ``load(path, name=...)`` may change what a checkpoint says.
-        fixed: Why it cannot change while an agent trains, if that is not only because it is set when one is made.
+        changes_on_load: Whether ``load(path, name=...)`` may change the checkpoint's value.
+        fixed: Why it cannot change while an agent trains, if there is a particular reason.
         check: Returns the value, or the normal form of it, or raises a ``ValueError``.
-        pattern: Regular expression that editors check texts with.
+        pattern: Regular expression in the JSON Schema, for editors.
     """
 
     doc: str
@@ -107,15 +107,15 @@ class Setting:
 
     @property
     def is_count(self) -> bool:
-        """Whether only whole numbers are right."""
+        """Whether only integers are valid."""
         return int in alternatives(self.type)
 
     def check(self, value: Any, name: str | None = None, per_member: bool = False) -> None:
         """Raise an error that names the setting unless the value is of its type and within its bounds.
 
         Args:
-            value: To check.
-            name: What to call it; ``None``: by its name.
+            value: Value to check.
+            name: Name in messages; ``None``: the setting's name.
             per_member: Whether a number may be one per member, in a tensor.
         """
         name = self.name if name is None else name
@@ -160,10 +160,10 @@ def setting(
     Args:
         default: Default; without one, the argument is required.
         doc: Effect, direction and typical values. ``None``, ``True`` and ``False`` become YAML's in configurations.
-        factory: Makes the default, where it can be changed.
-        at_least: Least value.
-        above: Bound that is not reached.
-        below: Bound that is not reached.
+        factory: Creates the default, where it is mutable.
+        at_least: Smallest value.
+        above: Exclusive lower bound.
+        below: Exclusive upper bound.
         at_most: Largest value.
         more: See :class:`Metadata`.
     """
@@ -179,7 +179,7 @@ def setting(
 
 
 def argument(default: T = _NOT_SET, doc: str = "", **more: Any) -> T:
-    """A field of a definition that only constructors have: configurations say it otherwise, or not at all."""
+    """A field of a definition that constructors have, but not configurations."""
     return setting(default, doc, in_files=False, **more)
 
 
@@ -217,16 +217,16 @@ def check_values(given: Any) -> None:
 
 
 def check_names(place: str, given: Iterable[str], known: Iterable[str], owner: str) -> None:
-    """Refuse unknown names with the nearest known one.
+    """Refuse unknown names; the error suggests the nearest known one.
 
     Args:
         place: Argument that holds these names.
         given: The names.
-        known: Names that are right.
-        owner: Who knows these.
+        known: Valid names.
+        owner: Class that has them, for messages.
 
     Raises:
-        TypeError: There is no such name.
+        TypeError: A name is unknown.
     """
     known = list(known)
     for name in given:
@@ -237,7 +237,7 @@ def check_names(place: str, given: Iterable[str], known: Iterable[str], owner: s
 def takes(
     definition: Callable[P, Given],
 ) -> Callable[[Callable[[Any, Given], None]], Callable[Concatenate[Any, P], None]]:
-    """Give an ``__init__`` the signature of a definition, of which it gets a checked instance.
+    """Decorator that gives an ``__init__`` the signature of a definition; it receives a checked instance.
 
     Type checkers, editors and ``inspect.signature`` see every argument with its type and default.
     """
@@ -264,7 +264,7 @@ def takes(
 
 
 def documented(definition: type[Any]) -> Callable[[Kind], Kind]:
-    """Append the arguments of a definition to the docstring of a class that takes them."""
+    """Decorator that appends a definition's arguments to the docstring of a class."""
 
     def decorate(kind: Kind) -> Kind:
         lines = [

@@ -18,9 +18,9 @@ BOUNDS: dict[str, Mapping[str, float]] = {
     **dict.fromkeys(("temperature", "eps"), _SCALE),
     "dampening": {"at_least": -LARGE, "at_most": LARGE},
 }
-"""Bounds of their numbers, by name, but for the learning rate. torch's own optimizers take an ``eps`` of 0, too."""
+"""Bounds of optimizers' arguments by name, except the learning rate. torch's own optimizers accept ``eps=0`` too."""
 OPTIONS = (*BOUNDS, "betas", "adaptive_noise", "noise_reference", "instant_noise_scale", "nesterov", "amsgrad")
-"""Their arguments, which configurations have in ``optimizer.kwargs``, but for those that are settings elsewhere."""
+"""Arguments of optimizers that configurations have in ``optimizer.kwargs``."""
 NOISE_DEFAULTS: dict[str, Any] = {
     "adaptive_noise": False,
     "noise_reference": "direction",
@@ -28,9 +28,9 @@ NOISE_DEFAULTS: dict[str, Any] = {
     "min_noise_std": 1e-6,
     "instant_noise_scale": True,
 }
-"""Of the UPGD optimizers' noise."""
+"""Arguments of the UPGD optimizers' noise."""
 DEFAULTS = {**NOISE_DEFAULTS, "dampening": 0}
-"""Of arguments that may have no effect."""
+"""Defaults of arguments that may have no effect."""
 
 _NOISE = ("noise_reference", "noise_beta", "min_noise_std", "instant_noise_scale")
 _AVERAGE = "adaptive_noise=True, noise_reference='gradient' and instant_noise_scale=False"
@@ -41,7 +41,7 @@ def unused_by_optimizer(name: str, options: Mapping[str, Any]) -> dict[str, str]
 
     Args:
         name: Name of the optimizer.
-        options: Those that are given; others are at their defaults.
+        options: Given options; the others have their defaults.
     """
     if name == "sgd":
         return {} if options.get("momentum") else {"dampening": "momentum above 0"}

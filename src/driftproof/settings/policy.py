@@ -41,7 +41,7 @@ _OF_HEAD = {
     **dict.fromkeys(("num_quantiles", "huber_kappa"), "quantile"),
     **dict.fromkeys(("num_atoms", "v_min", "v_max"), "categorical"),
 }
-_OF_MEMORY = (
+_RECURRENT = (
     *("lstm_hidden_size", "n_lstm_layers", "lstm_kwargs"),
     *("shared_recurrence", "shared_lstm", "enable_critic_lstm"),
 )
@@ -52,28 +52,28 @@ _OF_SDE = ("full_std", "use_expln")
 class Widths:
     """Widths of layers, for the actor and the critics."""
 
-    pi: list[int] = setting(doc="Of the actor.", at_least=1, at_most=MOST_UNITS)
-    vf: list[int] = setting(doc="Of the critics.", at_least=1, at_most=MOST_UNITS)
+    pi: list[int] = setting(doc="Widths of the actor's layers.", at_least=1, at_most=MOST_UNITS)
+    vf: list[int] = setting(doc="Widths of the critics' layers.", at_least=1, at_most=MOST_UNITS)
 
 
 @dataclass(frozen=True)
 class PolicySettings:
     """Arguments of the networks."""
 
-    observation_space: AnySpace = argument(doc="What the agent sees.")
-    action_space: AnySpace = argument(doc="What it can do: Discrete, MultiDiscrete, MultiBinary or Box.")
+    observation_space: AnySpace = argument(doc="Observation space.")
+    action_space: AnySpace = argument(doc="Action space: Discrete, MultiDiscrete, MultiBinary or Box.")
     _: KW_ONLY
     core: str | type[Core] | None = setting(
         None,
-        "The memory, if it is to be another than the policy's name says: lstm, gru, none, or a class of your own, in "
+        "Recurrent core, if not the one in the policy's name: lstm, gru, none, or a class of your own, in "
         "configurations as module:Class.",
         form=str | None,
         check=CORES.name,
     )
     net_arch: Sequence[int] | Mapping[str, Sequence[int]] | None = setting(
         None,
-        "Widths of the layers behind the memory: a list for actor and critics, or {pi: [...], vf: [...]}. None: two of "
-        "64, and none behind a CNN.",
+        "Widths of the layers after the recurrent core: a list for actor and critics, or {pi: [...], vf: [...]}. None: "
+        "two of 64, and none after a CNN.",
         at_least=1,
         at_most=MOST_UNITS,
         form=list[int] | Widths | None,
@@ -88,22 +88,22 @@ class PolicySettings:
     )
     lstm_hidden_size: int = setting(
         128,
-        "Units of the memory, LSTM or GRU. More remember more, and are slower; 32 to 512.",
+        "Units of the LSTM or GRU. More have a larger capacity, and are slower; 32 to 512.",
         at_least=1,
         at_most=MOST_UNITS,
         fixed=_BUILT_IN,
     )
-    n_lstm_layers: int = setting(1, "Its layers; 1 or 2.", at_least=1, at_most=MOST_UNITS, fixed=_BUILT_IN)
+    n_lstm_layers: int = setting(1, "Layers of LSTM or GRU; 1 or 2.", at_least=1, at_most=MOST_UNITS, fixed=_BUILT_IN)
     lstm_kwargs: Mapping[str, Any] | None = setting(
         None, "More arguments of the core; of torch's LSTM and GRU: dropout between layers while training, bias."
     )
-    shared_recurrence: bool = setting(False, "One memory for actor and critics, which then learn it together. Faster.")
+    shared_recurrence: bool = setting(False, "One recurrent core for actor and critics, trained by both. Faster.")
     shared_lstm: bool = setting(
         False,
-        "With enable_critic_lstm=False, as in sb3-contrib: critics see the actor's memory, and only the actor learns "
-        "it.",
+        "With enable_critic_lstm=False, as in sb3-contrib: critics use the actor's recurrent core, and only the actor "
+        "trains it.",
     )
-    enable_critic_lstm: bool = setting(True, "False: critics without memory of their own.")
+    enable_critic_lstm: bool = setting(True, "False: critics without their own recurrent core.")
     features_extractor_class: type[BaseFeaturesExtractor] | None = setting(
         None,
         "From observations to features: FlattenExtractor, NatureCNN, CombinedExtractor, or a class of your own, in "
@@ -111,7 +111,7 @@ class PolicySettings:
         form=str | None,
     )
     features_extractor_kwargs: Mapping[str, Any] | None = setting(
-        None, "Arguments of the features extractor, but for the observation space."
+        None, "Arguments of the features extractor, except the observation space."
     )
     share_features_extractor: bool = setting(True, "One features extractor for actor and critics.")
     normalize_images: bool = setting(True, "Divide images by 255.")
@@ -128,9 +128,9 @@ class PolicySettings:
         "For use_sde: a standard deviation for every element of the exploration matrix, not one for every feature.",
     )
     use_expln: bool = setting(False, "For use_sde: standard deviations that grow more slowly above 1.")
-    squash_output: bool = setting(False, "Box actions by a tanh inside their bounds, instead of clipped to them.")
+    squash_output: bool = setting(False, "Squash Box actions into their bounds with a tanh, instead of clipping them.")
     twin_critics: bool = setting(
-        True, "Two critics, of which the more cautious counts.", section="critic", fixed=_BUILT_IN
+        True, "Two critics, of which the smaller value counts.", section="critic", fixed=_BUILT_IN
     )
     value_head: str | type[ValueHead] = setting(
         "quantile",
@@ -141,7 +141,7 @@ class PolicySettings:
         check=VALUE_HEADS.name,
     )
     value_head_kwargs: Mapping[str, Any] | None = setting(
-        None, "Further arguments of the value head, such as one of your own has.", section="critic"
+        None, "Further arguments of the value head, for a class of your own.", section="critic"
     )
     num_quantiles: int = setting(
         32,
@@ -178,22 +178,22 @@ class PolicySettings:
     def _check_sharing(self) -> None:
         if self.shared_recurrence and self.shared_lstm:
             raise ArgumentError(
-                "shared_recurrence=True and shared_lstm=True are two ways of sharing: give the first if critics shall "
-                "learn the memory too, or the second"
+                "shared_recurrence=True and shared_lstm=True are two ways of sharing: use the first if critics shall "
+                "train the recurrent core too, else the second"
             )
         if self.shared_recurrence and not self.enable_critic_lstm:
             raise ArgumentError(
-                "shared_recurrence=True gives critics the actor's memory; enable_critic_lstm=False takes it"
+                "shared_recurrence=True gives critics the actor's core, enable_critic_lstm=False gives none: use one"
             )
         if self.shared_lstm and self.enable_critic_lstm:
             raise ArgumentError(
-                "shared_lstm=True and enable_critic_lstm=True are two memories for the critics: use shared_lstm=True, "
-                "enable_critic_lstm=False to let only the actor learn the memory, or shared_recurrence=True to let "
-                "critics learn it too"
+                "shared_lstm=True and enable_critic_lstm=True are two recurrent cores for the critics: use "
+                "shared_lstm=True, enable_critic_lstm=False to let only the actor train the core, or "
+                "shared_recurrence=True to let critics train it too"
             )
         if (self.shared_recurrence or self.shared_lstm) and not self.share_features_extractor:
             raise ArgumentError(
-                "critics that share the actor's memory share its features: share_features_extractor=False has no use"
+                "critics that share the actor's core share its features: share_features_extractor=False has no effect"
             )
 
 
@@ -201,13 +201,13 @@ def unused_by_policy(value_head: str | None = None, has_memory: bool = True, use
     """Settings of the networks that have no effect, each with what it needs.
 
     Args:
-        value_head: What critics predict; ``None``: is not known.
+        value_head: Name of the value head; ``None``: unknown.
         has_memory: Whether the policy is recurrent.
-        use_sde: Whether it explores with gSDE.
+        use_sde: Whether the policy uses gSDE.
     """
     unused = {name: f"value_head={head!r}" for name, head in _OF_HEAD.items() if value_head not in (None, head)}
     if not has_memory:
-        unused |= dict.fromkeys(_OF_MEMORY, "policies with memory")
+        unused |= dict.fromkeys(_RECURRENT, "recurrent policies")
     if not use_sde:
         unused |= dict.fromkeys(_OF_SDE, "use_sde=True")
     return unused

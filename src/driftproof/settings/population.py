@@ -29,27 +29,25 @@ Value: TypeAlias = bool | int | float | str | None
 class HyperparamConfig:
     """One hyper-parameter that a population searches: a range, or values to choose from."""
 
-    name: str = setting(doc="As in the agent's hyperparams: learning_rate, optimizer.sigma.")
-    min_value: float | None = setting(None, "Least value of the range, which may be reached.")
-    max_value: float | None = setting(None, "Largest value of the range, which may be reached.")
+    name: str = setting(doc="Name in the agent's hyperparams: learning_rate, optimizer.sigma.")
+    min_value: float | None = setting(None, "Smallest value of the range, inclusive.")
+    max_value: float | None = setting(None, "Largest value of the range, inclusive.")
     values: Sequence[Any] | None = setting(
         None,
-        "What to choose from, in an order in which neighbours are alike. Instead of a range.",
+        "Values to choose from, ordered so that neighbours are similar. Instead of a range.",
         form=list[Value] | None,
     )
     perturbation_factor: float = setting(
-        1.2, "A perturbation multiplies by it, or divides. Larger: faster, coarser search; 1.1 to 2.", above=1
+        1.2, "Factor that a perturbation multiplies or divides by. Larger: faster, coarser search; 1.1 to 2.", above=1
     )
     resample_probability: float = setting(
-        0.25, "How often explore_method both draws anew instead of perturbing.", at_least=0, at_most=1
+        0.25, "Probability that explore_method both resamples instead of perturbing.", at_least=0, at_most=1
     )
-    is_log_scale: bool = setting(
-        False, "Draw so that every factor is as likely as any other, as is right for learning rates."
-    )
+    is_log_scale: bool = setting(False, "Sample on a logarithmic scale, as for learning rates.")
     is_whole: bool | None = argument(
         None,
-        "Whether only whole numbers are right; the range is then rounded inwards. None: if both ends of the range are "
-        "int; check_against() sets it to what the agent says.",
+        "Whether only integers are valid; the range is then rounded inwards. None: if both ends of the range are int; "
+        "check_against() sets it as the agent needs.",
     )
 
     def __post_init__(self) -> None:
@@ -121,7 +119,7 @@ class HyperparamConfig:
             )
         for option in ("is_log_scale", "is_whole"):
             if getattr(self, option):
-                raise ValueError(f"{self.name!r} has {option}=True, which is for ranges, and values")
+                raise ValueError(f"{self.name!r} has {option}=True, which needs a range, not values")
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise ValueError(f"Invalid values of {self.name!r}: {values!r}; must be a list or tuple")
         for value in values:
@@ -137,20 +135,20 @@ class HyperparamConfig:
 
 @dataclass(frozen=True)
 class PBTConfig:
-    """How a population learns."""
+    """Settings of population-based training."""
 
     population_size: int = setting(
         10, "Members. More: wider search, at the cost of each; 4 to 40.", at_least=2, at_most=4096
     )
     perturbation_interval: int = setting(
         5,
-        "Updates (rollouts learned from, not environment steps) between a member's decisions. Shorter: greedier, "
+        "Updates (not environment steps) between a member's exploit decisions. Shorter: greedier, "
         "noisier comparisons; 1 to 50.",
         at_least=1,
     )
     hyperparams: Sequence[HyperparamConfig] = setting(
         (),
-        "What is searched: names, with a range or values.",
+        "Hyper-parameters to search, each with a range or values.",
         form=list[HyperparamConfig],
         file_default=[
             {"name": "learning_rate", "min_value": 3e-5, "max_value": 3e-3, "is_log_scale": True},
@@ -174,29 +172,29 @@ class PBTConfig:
         0.2,
         "Share of the population that is the worst, and that is the best; at least one member each; 0.1 to 0.3.",
         above=0,
-        at_most=0.5,  # Above a half, the worst would be among the best.
+        at_most=0.5,  # Above a half, the worst and the best would overlap.
     )
     checkpoint_dir: str | os.PathLike[str] | None = setting(
         None,
-        "Where members' states are kept. None: in memory, or in members of the run's folder.",
+        "Folder of members' states. None: in memory, or members in the run folder.",
         form=str | None,
     )
     metric_name: str = setting(
-        "mean_reward", "What members are compared by, of their recent episodes.", form=MetricName
+        "mean_reward", "Metric of recent episodes by which members are compared.", form=MetricName
     )
-    metric_mode: MetricMode = setting("max", "Whether more of it is better.")
+    metric_mode: MetricMode = setting("max", "Whether a larger or a smaller metric is better.")
     ready_percentage: float = setting(
-        0.8, "Share of members that must have reported before anything is decided.", above=0, at_most=1
+        0.8, "Share of members that must have reported before an exploit decision.", above=0, at_most=1
     )
-    min_ready_members: int = setting(2, "Least number of them, whatever the share.", at_least=1)
+    min_ready_members: int = setting(2, "Smallest number of them, whatever the share.", at_least=1)
     ready_check_max_wait: int = setting(
-        10, "At this try in a row a member waits only for min_ready_members.", at_least=1
+        10, "Attempts in a row after which a member waits only for min_ready_members.", at_least=1
     )
     optimizer_exploit_strategy: OptimizerExploitStrategy = setting(
-        "copy", "Whether the donor's optimizer state is taken over or begins anew."
+        "copy", "Whether exploit copies the donor's optimizer state or resets it."
     )
     explore_strong: bool = setting(
-        False, "Explore a member's own hyper-parameters when its interval is over and it takes over nothing."
+        False, "Explore a member's own hyper-parameters at the end of an interval without exploit."
     )
 
     def __post_init__(self) -> None:
@@ -243,7 +241,7 @@ def unused_by_search(explore_method: str, has_values: bool) -> dict[str, str]:
     """
     unused: dict[str, str] = {}
     if explore_method not in EXPLORE_METHODS.built_in:
-        return unused  # One of the user's own may use anything.
+        return unused  # A user's own method may use any of them.
     if explore_method == "resample":
         unused["perturbation_factor"] = "explore_method 'both', 'perturb' or 'pb2'"
     if has_values:

@@ -21,7 +21,7 @@ def _device(name: str) -> str:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What is trained, where it is written."""
+    """Settings of a run: length, seed, device and checkpoints."""
 
     total_timesteps: int = setting(
         100_000, "Steps of all environments together; of each member of a population.", at_least=1
@@ -32,38 +32,38 @@ class RunSettings:
     )
     threads: int | None = setting(
         None,
-        "Threads of torch, in every process. None: as many as torch likes, or in processes of a population their share "
+        "Threads of torch, in every process. None: torch's default, or in processes of a population their share "
         "of the cores; 1 is often the fastest for small networks.",
         at_least=1,
         at_most=1024,
     )
     checkpoint_every: int = setting(1, "Updates between checkpoints.", at_least=1)
-    keep_checkpoints: int | None = setting(5, "How many to keep, besides the best. None: all.", at_least=1)
+    keep_checkpoints: int | None = setting(5, "Number of checkpoints to keep, besides the best. None: all.", at_least=1)
     exact_resume: bool = setting(
         False,
-        "Restart environments that do not tell where they are at every checkpoint, so that a run that is interrupted "
-        "goes on to the same end, bit by bit. It costs running episodes.",
+        "Restart environments whose state cannot be saved at every checkpoint, so that a resumed run equals an "
+        "uninterrupted one, bit by bit. It costs the running episodes.",
     )
-    evaluation_episodes: int = setting(20, "Episodes played after training. 0: none.", at_least=0)
+    evaluation_episodes: int = setting(20, "Evaluation episodes after training. 0: none.", at_least=0)
 
 
 @dataclass(frozen=True)
 class EnvSettings:
-    """The world to learn in."""
+    """Settings of the environment."""
 
     id: str = setting(
         "CartPole-v1",
         "A Gymnasium id; of your own environments as module:Id, where importing the module registers it.",
     )
-    kwargs: dict[str, Any] = setting(factory=dict, doc="Arguments for making it.")
+    kwargs: dict[str, Any] = setting(factory=dict, doc="Arguments of the environment.")
     evaluation_kwargs: dict[str, Any] = setting(
-        factory=dict, doc="Arguments that are others when it is made for evaluation, such as {split: test}."
+        factory=dict, doc="Arguments that differ for evaluation, such as {split: test}."
     )
     n_envs: int = setting(
-        1, "How many of it at a time. More are faster, up to the cores' limit.", at_least=1, at_most=MOST_UNITS
+        1, "Number of environments. More are faster, up to the number of cores.", at_least=1, at_most=MOST_UNITS
     )
     vectorization: Literal["in_process", "processes"] = setting(
-        "in_process", "One after the other, or each in a process of its own, which pays for slow ones."
+        "in_process", "Step environments one after the other, or each in its own process, which pays off for slow ones."
     )
     normalize_observations: bool = setting(
         False, "Subtract the running mean of observations, and divide by their running standard deviation."
@@ -73,32 +73,33 @@ class EnvSettings:
     )
     drift: list[dict[str, Any]] = setting(
         factory=list,
-        doc="What changes about it, a list such as [{kind: dynamics, names: length, schedule: {kind: sudden, "
+        doc="Drift of the environment, a list such as [{kind: dynamics, names: length, schedule: {kind: sudden, "
         "values: [1, 2], every: 10000}}]; see docs on drifting worlds.",
     )
     drift_seed: int | None = setting(
-        None, "Seed of what is random about the drift. None: run.seed; all environments drift alike.", at_least=0
+        None, "Seed of random drift. None: run.seed; all environments drift alike.", at_least=0
     )
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """Which optimizer."""
+    """Settings of the optimizer."""
 
     name: str = setting(
         DEFAULT_OPTIMIZER,
         f"{', '.join(OPTIMIZERS.built_in)}, or a class of torch.optim's kind as module:Class. The UPGD family "
-        "keeps networks plastic when the world changes.",
+        "keeps networks plastic when the environment drifts.",
         check=OPTIMIZERS.name,
     )
     kwargs: dict[str, Any] = setting(
-        factory=dict, doc="Its arguments, such as {sigma: 0.001, weight_decay: 0.001}. An lr here is ppo.learning_rate."
+        factory=dict,
+        doc="Arguments of the optimizer, such as {sigma: 0.001, weight_decay: 0.001}. An lr here is ppo.learning_rate.",
     )
 
 
 @dataclass(frozen=True)
 class BackendSettings:
-    """Where members of a population train."""
+    """Settings of the backend that members of a population train on."""
 
     backend: Literal["inline", "process", "ray"] = setting(
         "process",
@@ -116,11 +117,11 @@ class BackendSettings:
         "Decide for all members when all have done the same number of updates, so that nothing depends on who is "
         "faster.",
     )
-    max_restarts: int = setting(3, "How often in a row a member may fail before it is given up.", at_least=0)
+    max_restarts: int = setting(3, "Consecutive failures after which a member is given up.", at_least=0)
 
 
 @dataclass(frozen=True)
 class Switch:
     """Whether adversarial training is on."""
 
-    enabled: bool = setting(False, "Whether to. If not, nothing else may be set here.")
+    enabled: bool = setting(False, "Whether to train against attacks. If not, nothing else may be set here.")

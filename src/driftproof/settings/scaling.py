@@ -18,10 +18,10 @@ ApplyTo: TypeAlias = Literal["gradient", "update"]
 
 
 class MetricLogger(Protocol):
-    """Takes metrics, as Stable-Baselines3's logger does."""
+    """Logger of metrics, such as Stable-Baselines3's."""
 
     def record(self, key: str, value: Any) -> None:
-        """Take one number."""
+        """Record one metric."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class VGSSettings:
     """Arguments of the scaler."""
 
     parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]] | None = argument(
-        None, "Tensors, or pairs of name and tensor. None: to be given to update_parameters()."
+        None, "Tensors, or pairs of name and tensor. None: pass them to update_parameters() later."
     )
     enabled: bool = setting(True, "Whether gradients are scaled. If not, nothing else may be set here.")
     beta: float = setting(
         0.99,
-        "Memory of the averages, about 1 / (1 - beta) steps. Longer tells noise and signal apart better: in pure "
-        "noise, the ratio of variance to squared mean reads about (1 + beta) / (1 - beta).",
+        "Decay of the averages, over about 1 / (1 - beta) steps. Longer separates noise and signal better: in pure "
+        "noise, the ratio of variance to squared mean is about (1 + beta) / (1 - beta).",
         at_least=0,
         below=1,
         is_hyperparameter=True,
@@ -47,7 +47,7 @@ class VGSSettings:
         at_most=LARGEST,
         is_hyperparameter=True,
     )
-    eps: float = setting(1e-8, "Least signal, relative to the energy of the gradient.", above=0)
+    eps: float = setting(1e-8, "Smallest signal, relative to the energy of the gradient.", above=0)
     warmup_steps: int = setting(
         100,
         "Optimizer steps in which averages are gathered and nothing is scaled; 10 to 1000.",
@@ -56,7 +56,7 @@ class VGSSettings:
         is_hyperparameter=True,
     )
     min_scaling_factor: float = setting(
-        0.1, "Least factor. Larger limits the effect.", above=0, at_most=1, is_hyperparameter=True
+        0.1, "Smallest factor. Larger limits the effect.", above=0, at_most=1, is_hyperparameter=True
     )
     variance_cap: float = setting(
         50.0, "Largest normalised variance that counts.", above=0, at_most=LARGEST, is_hyperparameter=True
@@ -71,7 +71,7 @@ class VGSSettings:
         "gradient", "Scale gradients, which Adam-like directions mostly cancel, or the step itself."
     )
     logger: MetricLogger | None = argument(
-        None, "Anything with record(key, value); gets the metrics as numbers in every step()."
+        None, "Object with record(key, value); gets the metrics as numbers in every step()."
     )
 
     def __post_init__(self) -> None:

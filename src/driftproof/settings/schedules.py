@@ -1,4 +1,4 @@
-"""Schedules: functions from what remains of training, 1 to 0, to a value."""
+"""Schedules: functions from the remaining progress, 1 to 0, to a value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeAlias
 from driftproof._arguments import check_number
 
 Schedule: TypeAlias = Callable[[float], float]
-"""From what remains of training, 1 to 0, to a value."""
+"""Function from the remaining progress, 1 to 0, to a value."""
 
 _ROUNDING = 1e-9
 """How far below 0 a schedule may end by rounding."""
@@ -18,7 +18,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class _FromTo:
-    """From a value to another.
+    """Schedule between two values.
 
     Args:
         start: Value at the beginning of training.
@@ -45,7 +45,7 @@ class Linear(_FromTo):
 
 
 class Cosine(_FromTo):
-    """Half a wave from ``start`` to ``end``, slow at first and at last."""
+    """Cosine annealing from ``start`` to ``end``, slow at first and at last."""
 
     def __call__(self, progress_remaining: float) -> float:
         return self._between((1 - math.cos(math.pi * progress_remaining)) / 2)
@@ -55,8 +55,8 @@ class Cosine(_FromTo):
 class Factor:
     """A function of the remaining progress, relative to its base.
 
-    The last rollout may overrun the total number of steps, so that less than nothing remains: a schedule then stays at
-    its end. A decay that went on would turn the learning rate and the clip range negative.
+    The last rollout may exceed the total number of steps, so that the remaining progress is negative: a schedule then
+    keeps its final value. Otherwise a decay would make the learning rate and the clip range negative.
     """
 
     function: Schedule
@@ -79,5 +79,5 @@ def base_and_schedule(name: str, value: float | Schedule) -> tuple[float, Factor
     base = max(values)
     if min(values) < -_ROUNDING:
         raise ValueError(f"Invalid {name}: the schedule is negative, {min(values):g} at some point")
-    # Nothing times a schedule is nothing.
+    # A base of 0 needs no schedule.
     return base, Factor(value, base) if base > 0 else None

@@ -1,4 +1,4 @@
-"""Settings that have no effect beside certain others are refused, with what they need."""
+"""Refusal of settings that have no effect next to the others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 def given_in_vain(
     given: Mapping[str, Any], defaults: Mapping[str, Any], unused: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Settings without effect that are given another value than their default: the name, and what is wrong with it.
+    """Settings without effect that differ from their defaults: the name, and a message.
 
     Args:
         given: The settings.
         defaults: Defaults of all settings that may have no effect.
-        unused: Those that have none, with what they need.
+        unused: Settings without effect, with what they need.
     """
     for name, needed in unused.items():
         if name in given and given[name] != defaults[name]:
@@ -30,12 +30,12 @@ def refuse_unused(
         given: The settings.
         defaults: Defaults of all settings that may have no effect.
         unused: Those that have none, with what they need.
-        place: What comes before their names in messages.
+        place: Prefix of their names in messages.
     """
     for name, problem in given_in_vain(given, defaults, unused):
         raise ValueError(f"{place}{name}={problem}")
 
 
 def without_unused(given: Mapping[str, Any], unused: Iterable[str]) -> dict[str, Any]:
-    """What is left of settings without those that have no effect, which files of earlier versions may hold."""
+    """Settings without those that have no effect, which files of earlier versions may hold."""
     return {name: value for name, value in given.items() if name not in set(unused)}
