@@ -77,7 +77,7 @@ def test_ctrl_c_finishes_the_update_saves_and_says_how_to_go_on(tmp_path):
     first, second = errors.splitlines()
     assert "finishing this update" in first
     assert f"stopped at step {steps:,} of 1,000,000,000; saved without running episodes" in second
-    assert f"in {tmp_path}/run. Go on" in second
+    assert f"in {tmp_path}/run. Resume" in second
     process.wait_until_alone()
     # What was logged ends with what was saved.
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[0][-1]["step"] == steps
@@ -104,7 +104,7 @@ def test_a_second_ctrl_c_stops_at_once_without_damage(tmp_path):
     code, _, errors = process.end_of()
     assert code == 130
     assert len(errors.splitlines()) == 2
-    assert f"the last checkpoint is in {tmp_path}/run. Go on" in errors
+    assert f"the last checkpoint is in {tmp_path}/run. Resume" in errors
     assert saved(tmp_path / "run") is not None
     for path in (tmp_path / "run" / "checkpoints").glob("*.zip"):
         read(path)
@@ -193,7 +193,7 @@ def test_an_interrupted_training_comes_to_the_same_end(tmp_path):
         (tmp_path / "held").unlink()
         code, _, errors = process.end_of()
         assert code == 130, errors
-        assert f"saved in {tmp_path}/run. Go on" in errors, "exactly"
+        assert f"saved in {tmp_path}/run. Resume" in errors, "exactly"
         arguments = ["train", "--resume", tmp_path / "run"]
     code, _, errors = run(*arguments)
     assert code == 0, errors

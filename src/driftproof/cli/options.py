@@ -25,7 +25,7 @@ Overrides: TypeAlias = Annotated[
 Name: TypeAlias = Annotated[str | None, typer.Option("--name", help="Of the run's folder. Default: after the env.")]
 RunsDir: TypeAlias = Annotated[Path, typer.Option("--runs-dir", help="Where folders of runs are.")]
 Resume: TypeAlias = Annotated[
-    str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run: its folder, or its name.")
+    str | None, typer.Option("--resume", metavar="RUN", help="Resume a run, by its folder or name.")
 ]
 From: TypeAlias = Annotated[
     str | None,

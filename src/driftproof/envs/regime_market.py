@@ -1,4 +1,4 @@
-"""``driftproof/RegimeMarket-v0``: a market whose ways change, and nobody says when."""
+"""``driftproof/RegimeMarket-v0``: a simulated market with hidden regimes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from driftproof.envs.trading import Actions, TradingEnv
 
 
 class RegimeMarketEnv(TradingEnv):
-    """A market with hidden regimes; every episode is another one. See :mod:`driftproof.envs.regimes`.
+    """A simulated market with hidden regimes, new in every episode. See :mod:`driftproof.envs.regimes`.
 
-    ``info["regime"]`` tells the regime of the last bar by number, for evaluation; observations do not.
+    ``info["regime"]`` has the number of the last bar's regime, for evaluation; observations do not show it.
 
     Args:
-        parameters: What the market is like, or a mapping of arguments of :class:`RegimeParameters`.
-        episode_length: Steps.
-        actions: See :class:`TradingEnv`, as for all that follow.
-        commission: Paid for trading.
-        slippage: By how much prices are worse when trading.
+        parameters: Parameters of the market, or a mapping of arguments of :class:`RegimeParameters`.
+        episode_length: Steps of an episode.
+        actions: See :class:`TradingEnv`, as for the following arguments.
+        commission: Commission of trading.
+        slippage: Slippage of trading.
         observe_position: Whether the position is observed.
-        features: Which features are observed.
+        features: Observed features.
         render_mode: ``None`` or ``"rgb_array"``.
     """
 
@@ -71,15 +71,15 @@ class RegimeMarketEnv(TradingEnv):
         return info
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the market and the account are."""
+        """State of the market and the account."""
         return {"begun": self._begun, "account": self._account_state()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore a saved state."""
         self._begun = state_dict["begun"]
         if self._begun is None:
             return
-        # The market is the same again if it is drawn with the same numbers.
+        # The same random state generates the same market again.
         self.np_random.bit_generator.state = self._begun["generator"]
         self._begin(regime_parameters(self._begun["parameters"]))
         self._load_account(state_dict["account"])
@@ -88,13 +88,13 @@ class RegimeMarketEnv(TradingEnv):
 def regime_bars(
     rows: int, parameters: RegimeParameters | Mapping[str, Any] | None = None, seed: int = 0, symbol: str = "REGIME"
 ) -> Bars:
-    """Bars of a market with regimes, one an hour since 2000, as if they were real.
+    """Hourly bars of a simulated market with regimes, from 2000 on.
 
     Args:
-        rows: How many.
-        parameters: What the market is like.
-        seed: Of all that is random.
-        symbol: What it is called.
+        rows: Number of bars.
+        parameters: Parameters of the market.
+        seed: Seed of the market.
+        symbol: Symbol of the market.
     """
     check_count("rows", rows, at_least=1)
     path = simulate(Noise.draw(np.random.default_rng(seed), rows), regime_parameters(parameters))

@@ -1,4 +1,4 @@
-"""Agents in formats that other programs run."""
+"""Export of agents to ONNX."""
 
 from driftproof.export.onnx_file import ExportError, export_onnx
 

@@ -1,4 +1,4 @@
-"""One step of an agent as a function of tensors alone: seen and remembered in, done, expected and remembered out."""
+"""One step of an agent as a pure function of tensors: observation and recurrent states in, action and states out."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from driftproof.nn.types import Observation, PolicyState
 from driftproof.ppo import DistributionalPPO
 
 _PARTS = {0: (), 1: ("hidden",), 2: ("hidden", "cell")}
-"""What the tensors of a core's state are called."""
+"""Names of the tensors of a core's recurrent state."""
 
 
 class StepGraph(nn.Module):
-    """An agent's step, without randomness and without a memory of its own.
+    """An agent's deterministic step; recurrent states are inputs and outputs.
 
     Args:
-        agent: What the step is of, on the CPU. Its weights are used, not copied.
+        agent: The agent, on the CPU. Its weights are used, not copied.
 
     Attributes:
-        inputs: Names of what comes in: parts of the observation, as environments give them, then the state.
-        outputs: Names of what comes out.
-        keys: Of the parts of an observation; one without parts has the key ``""``.
-        states: Shapes ``[layers, units]`` of what is remembered, by its name among the inputs.
+        inputs: Names of the inputs: parts of the (raw) observation, then the recurrent states.
+        outputs: Names of the outputs.
+        keys: Keys of a dict of observations; ``""`` for an observation that is not a dict.
+        states: Shapes ``[layers, units]`` of the recurrent states, by the names of their inputs.
     """
 
     def __init__(self, agent: DistributionalPPO) -> None:
@@ -62,7 +62,7 @@ class StepGraph(nn.Module):
         self._step = self.policy.stepper(by_module=True)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Outputs, in their order, of inputs in theirs."""
+        """The outputs for the inputs, both in the order of their names."""
         seen, state = tensors[: len(self.keys)], tensors[len(self.keys) :]
         parts = {key: normalise(part) for key, normalise, part in zip(self.keys, self._normalisers, seen, strict=True)}
         observation: Observation = parts[""] if self.keys == [""] else parts
@@ -76,7 +76,7 @@ class StepGraph(nn.Module):
         return action, *self.describe(parameters), quantiles, *after.actor, *after.critic
 
     def describe(self, parameters: Tensor) -> tuple[Tensor, ...]:
-        """The distribution of actions, in numbers that need no explanation."""
+        """The action distribution: mean and standard deviation, or probabilities."""
         distribution = self.policy.distribution
         if isinstance(distribution, Gaussian):
             mean, log_std = parameters.chunk(2, -1)
@@ -87,7 +87,7 @@ class StepGraph(nn.Module):
 
 
 class _Normaliser(nn.Module):
-    """What ``VecNormalize`` does, in its precision."""
+    """Normalisation as in ``VecNormalize``, in its precision."""
 
     mean: Tensor
     std: Tensor
@@ -109,7 +109,7 @@ def _normaliser(statistics: Mapping[str, Any], key: str) -> nn.Module:
 
 
 def _quantiles(head: ValueHead, prediction: Tensor) -> Tensor:
-    """The head's quantiles, without a binary search, which ONNX has no operator for."""
+    """The head's quantiles, computed without a binary search, for which ONNX has no operator."""
     if not isinstance(head, CategoricalHead):
         return head.quantiles(prediction)
     cumulative = prediction.softmax(-1).cumsum(-1)

@@ -1,4 +1,4 @@
-"""Agents as ONNX files, checked before anyone relies on them."""
+"""Writes agents as ONNX files, and verifies them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from driftproof.state import write_atomically
 Arrays = dict[str, npt.NDArray[Any]]
 
 _TOLERANCE = 1e-5
-"""By how much a file may differ from its agent, in units of what is compared, or relative to it if it is large."""
+"""Largest difference between a file and its agent; absolute for small numbers, relative for large ones."""
 _STEPS = 8
-"""Steps for which a file and its agent are compared, each from what the agent remembers then."""
+"""Steps for which a file and its agent are compared, each from the agent's recurrent state."""
 
 
 class ExportError(RuntimeError):
-    """An agent that cannot be written in a format, or whose file does not say what the agent says."""
+    """An agent cannot be exported, or its file gives other outputs than the agent."""
 
 
 def export_onnx(
@@ -44,25 +44,25 @@ def export_onnx(
     """Write an agent's step to an ONNX file, for runtimes without torch.
 
     Inputs: ``observation`` as environments give it, or ``observation_<key>`` for each part; normalisation is in the
-    file. What the agent remembers: ``actor_hidden``, ``actor_cell``, ``critic_hidden``, ``critic_cell``, as far as it
-    has them, ``[layers, batch, units]``, zeros at the beginning of an episode.
+    file. Recurrent states: ``actor_hidden``, ``actor_cell``, ``critic_hidden``, ``critic_cell``, as far as it has
+    them, ``[layers, batch, units]``, zeros at the start of an episode.
 
-    Outputs: ``action``, the one that is taken without randomness; ``mean`` and ``std`` for a Box, or
-    ``probabilities``; ``quantiles`` of returns ``[batch, critics, quantiles]``; and what is remembered for the next
-    step, ``next_actor_hidden`` and so on. The batch may have any size.
+    Outputs: ``action``, the deterministic action; ``mean`` and ``std`` for a Box, or ``probabilities``; ``quantiles``
+    of returns ``[batch, critics, quantiles]``; and the next recurrent states, ``next_actor_hidden`` and so on. The
+    batch may have any size.
 
-    The file is compared to the agent before it gets its name: runs of some steps agree to 1e-5.
+    The file is compared with the agent before it is written: outputs over some steps must agree to 1e-5.
 
     Args:
-        agent: Or the file of one.
+        agent: The agent, or its file.
         output: The file to write.
         custom_objects: For an agent in a file or on an accelerator; see :meth:`DistributionalPPO.load`.
 
     Returns:
-        Where the file is.
+        Path of the file.
 
     Raises:
-        ExportError: The networks have parts that ONNX has no words for, or the file does not agree with the agent.
+        ExportError: ONNX has no operator for a part of the networks, or the file does not agree with the agent.
             Nothing is written.
     """
     try:
@@ -83,7 +83,7 @@ def export_onnx(
 def _on_cpu(
     agent: DistributionalPPO | str | os.PathLike[str], custom_objects: Mapping[str, Any] | None
 ) -> DistributionalPPO:
-    """The agent, or a copy of it: accelerators round otherwise than the runtime that it is compared with."""
+    """The agent, or a copy on the CPU: accelerators round differently from the runtime it is compared with."""
     if not isinstance(agent, DistributionalPPO):
         return DistributionalPPO.load(Path(agent), device="cpu", custom_objects=custom_objects)
     if agent.device.type == "cpu":
@@ -95,7 +95,7 @@ def _on_cpu(
 
 
 def _convert(graph: StepGraph, examples: Arrays, metadata: Mapping[str, str]) -> bytes:
-    """The content of a file, from a step and inputs of it."""
+    """The content of an ONNX file, from a step and example inputs."""
     batch = torch.export.Dim("batch")
     axes = {name: {1 if name in graph.states else 0: batch} for name in graph.inputs}
     try:
@@ -124,7 +124,7 @@ def _convert(graph: StepGraph, examples: Arrays, metadata: Mapping[str, str]) ->
 
 @contextmanager
 def _without_noise() -> Iterator[None]:
-    """Keep to ourselves what torch's exporter says of its own insides and of packages that it does not find."""
+    """Suppress warnings and logs of torch's exporter about its internals."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -147,7 +147,7 @@ def _metadata(agent: DistributionalPPO, graph: StepGraph) -> dict[str, str]:
 
 
 def _verify(agent: DistributionalPPO, graph: StepGraph, content: bytes) -> None:
-    """Raise unless a file says what its agent says, in batches of other sizes than it was made with."""
+    """Raise unless a file's outputs equal the agent's, in batches of other sizes than it was exported with."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -177,7 +177,7 @@ def _verify(agent: DistributionalPPO, graph: StepGraph, content: bytes) -> None:
 
 @torch.no_grad()
 def _expected(agent: DistributionalPPO, graph: StepGraph, inputs: Arrays) -> tuple[Arrays, Tensor]:
-    """What the agent itself says of inputs: the file's outputs, and the parameters of the actions' distribution."""
+    """The agent's own outputs for inputs, and the parameters of its action distribution."""
     parts = {key: inputs[name] for key, name in zip(graph.keys, graph.inputs, strict=False)}
     seen = agent.normalizer.normalize(parts[""] if graph.keys == [""] else parts)
     actor, critic = (
@@ -207,7 +207,7 @@ def _difference(agent: DistributionalPPO, name: str, found: npt.NDArray[Any], ex
 
 
 def _missed(agent: DistributionalPPO, parameters: Tensor, action: npt.NDArray[Any]) -> float:
-    """By how much an action is less probable than the best one: of two that are alike, either will do."""
+    """How much less probable an action is than the best one; either of two equally probable ones is accepted."""
     distribution = agent.policy.distribution
     chosen = torch.as_tensor(action - getattr(agent.action_space, "start", 0))
     chosen = chosen.reshape(len(parameters), *distribution.action_shape).to(distribution.action_dtype)
@@ -216,12 +216,12 @@ def _missed(agent: DistributionalPPO, parameters: Tensor, action: npt.NDArray[An
 
 
 def _nothing(graph: StepGraph, batch: int) -> Arrays:
-    """What is remembered at the beginning."""
+    """Initial recurrent states."""
     return {name: np.zeros((layers, batch, units), np.float32) for name, (layers, units) in graph.states.items()}
 
 
 def _observations(agent: DistributionalPPO, graph: StepGraph, rng: np.random.Generator, batch: int) -> Arrays:
-    """Random ones by the names of inputs, such as an environment might give."""
+    """Random observations by the names of inputs."""
     space: Any = agent.observation_space
     statistics = agent.normalizer.state_dict()
     moments = statistics["obs_rms"] if statistics else {}

@@ -1,4 +1,4 @@
-"""What an agent that learned in a market says of others: BUY, HOLD or SELL, how sure it is, and what it expects."""
+"""Signals of a trained agent for markets: BUY, HOLD or SELL, with a score and expected returns."""
 
 from driftproof.signals.batch import infer
 from driftproof.signals.rows import Signals, Thresholds

@@ -1,4 +1,4 @@
-"""Actors and critics that read histories of several markets side by side, and remember each of them."""
+"""Runs actor and critics over histories of several markets in a batch, with their recurrent states."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from driftproof.signals.steps import make_step, wide
 from driftproof.signals.view import Array, MarketView, Wide
 
 LEVELS = (0.1, 0.5, 0.9)
-"""Of the quantiles that critics are asked for."""
+"""Levels of the returned quantiles."""
 
 
 class Actor(Protocol):
-    """Decides for markets, bar after bar.
+    """Runs the policy over markets, bar after bar.
 
     Attributes:
-        state: What it knows of them; it may be put back later.
+        state: Recurrent state, which can be saved and restored.
     """
 
     state: Any
 
     def act(self, features: Array, changes: Wide) -> tuple[Wide, Tensor]:
-        """Go on over some bars.
+        """Process some bars.
 
         Args:
-            features: ``[T, B, F]``.
-            changes: Of prices since the bar before, relative, ``[T, B]``.
+            features: Features of the bars ``[T, B, F]``.
+            changes: Relative changes of prices since the previous bar ``[T, B]``.
 
         Returns:
-            The policy's outputs for actions ``[T, B, m]``, and what critics want to see ``[T, B, ...]``.
+            The policy's outputs for actions ``[T, B, m]``, and the input of the critics ``[T, B, ...]``.
         """
 
     def keep(self, count: int) -> None:
-        """Go on with the first of the markets only."""
+        """Drop all but the first ``count`` markets."""
 
 
 def make_actor(agent: DistributionalPPO, view: MarketView, batch: int) -> Actor:
-    """An actor that remembers nothing yet, for ``batch`` markets."""
+    """Create an actor with an initial recurrent state, for ``batch`` markets."""
     return PositionActor(agent, view, batch) if view.observes_position else MarketActor(agent, view, batch)
 
 
 class MarketActor:
-    """Sees the market alone, so that its memory runs over all bars in one call."""
+    """Actor that observes only the market, so that its recurrent core processes all bars in one call."""
 
     def __init__(self, agent: DistributionalPPO, view: MarketView, batch: int) -> None:
         self._policy, self._view = agent.policy, view
@@ -81,7 +81,7 @@ class MarketActor:
 
 
 class PositionActor:
-    """Sees its position too, which is what its own actions and prices have made of it: bar after bar."""
+    """Actor that also observes its position, which depends on its own actions: runs bar by bar."""
 
     def __init__(self, agent: DistributionalPPO, view: MarketView, batch: int) -> None:
         self._policy, self._view = agent.policy, view
@@ -96,7 +96,7 @@ class PositionActor:
         seen[..., :width] = view.normalised(features)
         outputs = np.empty((steps, batch, self._policy.action_head.out_features))
         memories = []
-        # Python's numbers, which cost less than NumPy's: one account is no array.
+        # Python floats, which are faster than NumPy scalars for a single account.
         for t, moves in enumerate(changes.tolist()):
             positions = map(_moved, self._targets, moves)
             seen[t, :, width] = [view.normalised_position(position) for position in positions]
@@ -121,18 +121,18 @@ class PositionActor:
 
 
 def _moved(target: float, change: float) -> float:
-    """The position, as observed, that a price's change has made of one. A ruined account begins anew, without any."""
+    """The observed position after a change of the price; 0 for a ruined account, which starts anew."""
     grown, position = settle(target, target, change, 0.0)
     return 0.0 if grown <= RUIN else min(max(position, -LIMIT), LIMIT)
 
 
 class Critics:
-    """What is expected of markets: of two critics, for every number that of the more cautious one.
+    """Expected returns; of two critics, the lower value of each number.
 
     Args:
-        agent: Whose critics.
-        batch: Markets.
-        cvar_alpha: The share of worst returns whose mean is asked for.
+        agent: The agent.
+        batch: Number of markets.
+        cvar_alpha: Share of the worst returns whose mean is computed (CVaR).
     """
 
     def __init__(self, agent: DistributionalPPO, batch: int, cvar_alpha: float) -> None:
@@ -150,10 +150,10 @@ class Critics:
 
     @torch.inference_mode()
     def expect(self, basis: Tensor) -> Wide:
-        """Quantiles of returns at :data:`LEVELS`, interpolated, and the mean of the worst, ``[T, B, 4]``.
+        """Interpolated quantiles of returns at :data:`LEVELS`, and CVaR, ``[T, B, 4]``.
 
         Args:
-            basis: What :meth:`Actor.act` returned.
+            basis: Critics' input from :meth:`Actor.act`.
         """
         if self._memory is not None:
             basis = self._memory.run(extract(self._policy, basis, self._policy.critic_features_extractor))
@@ -168,7 +168,7 @@ class Critics:
 
     @property
     def state(self) -> Any:
-        """What they know of markets; it may be put back later."""
+        """Recurrent states, which can be saved and restored."""
         return None if self._memory is None else self._memory.state
 
     @state.setter
@@ -177,17 +177,17 @@ class Critics:
             self._memory.state = state
 
     def keep(self, count: int) -> None:
-        """Go on with the first of the markets only."""
+        """Drop all but the first ``count`` markets."""
         if self._memory is not None:
             self._memory.keep(count)
 
 
 class Memory:
-    """What a core remembers of markets side by side.
+    """A recurrent core with its state for a batch of markets.
 
     Signals must be the same whether bars come one by one or all at once, for one market or for many, but shapes change
-    how sums are rounded, and memories may carry that on. So all that comes after cores is computed in double precision,
-    and so are cores, but for LSTMs: oneDNN's rounds the same in all shapes, and is several times as fast.
+    how sums are rounded, and recurrent states may propagate that. So everything is computed in double precision, except
+    for LSTM cores: oneDNN's LSTM rounds the same in all shapes, and is several times as fast.
     """
 
     def __init__(self, core: Core, batch: int, device: torch.device) -> None:
@@ -196,24 +196,24 @@ class Memory:
         self.state = tuple(part.to(self._dtype) for part in core.initial_state(batch, device))
 
     def run(self, features: Tensor) -> Tensor:
-        """Go on over features ``[T, B, n]``: memories ``[T, B, units]``."""
+        """Outputs ``[T, B, units]`` for features ``[T, B, n]``; updates the recurrent state."""
         memory, self.state = self._core.run(features.to(self._dtype), self.state)
         return memory.double()
 
     def keep(self, count: int) -> None:
-        """Go on with the first of the markets only."""
+        """Drop all but the first ``count`` markets."""
         self.state = tuple(part[:, :count].contiguous() for part in self.state)
 
 
 def extract(policy: DistributionalPolicy, seen: Tensor, extractor: BaseFeaturesExtractor | None = None) -> Tensor:
-    """Features ``[T, B, n]`` that a core wants, from observations ``[T, B, ...]``."""
+    """Input features ``[T, B, n]`` of a core, from observations ``[T, B, ...]``."""
     flat: Tensor = policy.extract_features(seen.flatten(0, 1), extractor or policy.features_extractor)
     return flat.view(*seen.shape[:2], -1)
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch in one thread: the steps of a few markets are too small to be shared by more."""
+    """Use one torch thread: steps of a few markets are too small to parallelise."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Signals for histories."""
+"""Signals for whole histories."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ def infer(
     load: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int], object] | None = None,
 ) -> Signals:
-    """What an agent says of every bar of some markets, knowing that bar and those before it.
+    """Signals of an agent for every bar of some markets, from that bar and those before it.
 
-    Each market begins with nothing remembered and no position, as an episode does.
+    Each market starts with the initial recurrent state and no position, as an episode does.
 
     Args:
-        agent: Or the file of one. Nothing in the file is run.
+        agent: The agent, or its file. No code in the file is run.
         data: A file, see :func:`driftproof.envs.load_market_data`; bars; or bars by symbol.
         buy: Scores from here on up are BUY.
         sell: Scores from here on down are SELL.
         deadzone: Scores closer to 0 than this are HOLD, whatever the other two say.
-        features: Those that the agent learned with; ``None``: those of its environment, if it has one here, or the
+        features: Features that the agent was trained with; ``None``: those of its environment, if it has one, or the
             default.
-        cvar_alpha: The share of worst returns whose mean is told; ``None``: the agent's own, or 0.1.
+        cvar_alpha: Share of the worst returns whose mean is ``cvar``; ``None``: the agent's own, or 0.1.
         load: Arguments of :func:`driftproof.envs.load_market_data`, if ``data`` is a file.
-        on_progress: Called with how many rows are done, and how many there are.
+        on_progress: Called with the number of rows done, and of all rows.
 
     Returns:
         Rows in the order of time, and of symbols within it.
 
     Raises:
         MarketDataError: Something is wrong with the data; the message names the file and the row.
-        ValueError: The agent has seen something else than this market.
+        ValueError: The agent has other observations or actions than a market's.
     """
     thresholds = Thresholds(buy, sell, deadzone)
     agent = loaded(agent)
@@ -74,7 +74,7 @@ def infer(
 
 
 def loaded(agent: DistributionalPPO | str | os.PathLike[str]) -> DistributionalPPO:
-    """The agent, ready to be asked."""
+    """The agent, loaded from its file if needed, in evaluation mode."""
     if not isinstance(agent, DistributionalPPO):
         agent = DistributionalPPO.load(Path(agent), device="cpu")
     agent.policy.set_training_mode(False)
@@ -82,7 +82,7 @@ def loaded(agent: DistributionalPPO | str | os.PathLike[str]) -> DistributionalP
 
 
 def worst_share(agent: DistributionalPPO, cvar_alpha: float | None) -> float:
-    """The share of returns that count as the worst."""
+    """The share of the worst returns in CVaR."""
     if cvar_alpha is not None:
         check_number("cvar_alpha", cvar_alpha, above=0, at_most=1)
         return float(cvar_alpha)
@@ -91,7 +91,7 @@ def worst_share(agent: DistributionalPPO, cvar_alpha: float | None) -> float:
 
 @dataclass
 class _History:
-    """Bars of a market, and what is said of them.
+    """Bars of a market, and the agent's outputs for them.
 
     Attributes:
         symbol: What is traded.
@@ -129,16 +129,16 @@ def _judge(
     pool: ThreadPoolExecutor,
     on_progress: Callable[[int, int], object] | None,
 ) -> None:
-    """Fill in what is said of histories, the longest first.
+    """Compute the outputs for histories, which are sorted by length, the longest first.
 
-    The markets go side by side, some bars at a time. Critics follow a chunk behind the actor, in the pool.
+    Markets are processed in a batch, one chunk of bars at a time. Critics run one chunk behind the actor, in the pool.
     """
     actor, critics = make_actor(agent, view, len(histories)), Critics(agent, len(histories), cvar_alpha)
     total, done, start = sum(history.rows for history in histories), 0, 0
     behind: Future[None] | None = None
     while histories:
         steps = min(max(_ROWS // len(histories), _LEAST_ROWS), histories[0].rows - start)
-        # Where a history ends before the chunk does, what is said of the rest is said of nothing, and left out.
+        # Outputs beyond the end of a shorter history are padding, and dropped.
         features = np.zeros((steps, len(histories), len(view.features.names)), np.float32)
         changes = np.zeros((steps, len(histories)))
         counts = [min(history.rows - start, steps) for history in histories]
@@ -164,7 +164,7 @@ def _expect(critics: Critics, basis: torch.Tensor, histories: list[_History], st
 
 
 def _write(histories: list[_History], start: int, counts: list[int], numbers: Wide, columns: slice) -> None:
-    """Note numbers ``[T, B, n]`` that were said of histories from a row on."""
+    """Store outputs ``[T, B, n]`` in the histories, from a row on."""
     for i, (history, count) in enumerate(zip(histories, counts, strict=True)):
         first = start + history.features.lookback - 1
         history.said[first : first + count, columns] = numbers[:count, i]

@@ -1,4 +1,4 @@
-"""Signals as rows: what is said of a bar, and files of it."""
+"""Signals as rows, and their files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNK = 4096
 
 @dataclass(frozen=True)
 class Thresholds:
-    """When a score is a signal.
+    """Thresholds of scores for signals.
 
     Args:
         buy: Scores from here on up are BUY.
@@ -52,13 +52,13 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Signals:
-    """What an agent says of bars, ``[N]`` each.
+    """Signals of an agent, arrays ``[N]``.
 
     The first bars of a market, whose features look back farther than there are bars, are HOLD and have NaN for numbers.
 
     Attributes:
-        timestamp: When bars begin, in UTC.
-        symbol: What is traded.
+        timestamp: Start of the bars, in UTC.
+        symbol: Symbol of the market.
         signal: ``"SELL"``, ``"HOLD"`` or ``"BUY"``.
         close: Price at the end of the bar, when the signal is known.
         score: The mean position, or P(BUY) - P(SELL), from -1 to 1.
@@ -100,7 +100,7 @@ class Signals:
                 yield f"{time.removesuffix('.000000')}Z,{cells[symbol]},{signal},{close!r},{text}"
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write a file, at once or not at all: ``.csv`` or ``.parquet``."""
+        """Write a ``.csv`` or ``.parquet`` file, atomically."""
         path = Path(path)
         if path.suffix.lower() == ".csv":
             write_atomically(path, (f"{line}\n".encode() for line in itertools.chain([HEADER], self.lines())))
@@ -117,7 +117,7 @@ _NUMBERS = ",".join(["%.9g"] * 5)
 
 
 def _cell(text: str) -> str:
-    """A text as CSV has it."""
+    """A text as a CSV field."""
     if any(mark in text for mark in ',"\r\n'):
         return '"' + text.replace('"', '""') + '"'
     return text

@@ -1,6 +1,6 @@
-"""One step of an actor after the other, as fast as Python goes: for observations that depend on the last action.
+"""Fast single steps of an actor, for observations that depend on the last action.
 
-In double precision: rounding depends on how many markets there are, and would be carried on.
+In double precision: rounding depends on the number of markets, and would propagate through recurrent states.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Step(Protocol):
-    """Remembers what it has seen.
+    """A step of an actor, with its recurrent state.
 
     Attributes:
-        state: What that is; it may be put back later.
+        state: Recurrent state, which can be saved and restored.
     """
 
     state: Any
 
     def __call__(self, seen: Array) -> tuple[Wide, Wide]:
-        """From observations ``[B, n]`` to outputs for actions ``[B, m]`` and memory ``[B, units]``.
+        """Outputs for actions ``[B, m]`` and of the core ``[B, units]``, from observations ``[B, n]``.
 
         Both may be overwritten by the next call.
         """
 
     def keep(self, count: int) -> None:
-        """Go on with the first rows of the batch only."""
+        """Drop all but the first ``count`` rows of the batch."""
 
 
 def make_step(policy: DistributionalPolicy, batch: int) -> Step:
-    """A step of the policy's actor that remembers nothing yet."""
+    """Create a step of the policy's actor with an initial recurrent state."""
     return NumpyStep(policy, batch) if NumpyStep.suits(policy) else TorchStep(policy, batch)
 
 
 class TorchStep:
-    """With the policy's own modules, whatever they are."""
+    """Step with the policy's own modules, for any policy."""
 
     def __init__(self, policy: DistributionalPolicy, batch: int) -> None:
         self._policy = policy
@@ -68,9 +68,9 @@ class TorchStep:
 
 
 class NumpyStep:
-    """An LSTM of one layer and networks of tanh or ReLU, with buffers that are used again.
+    """Step of a one-layer LSTM and networks of tanh or ReLU, with reused buffers.
 
-    Products are torch's, in as many threads as torch has; all else is NumPy's, whose calls cost a fraction of torch's.
+    Matrix products use torch; everything else uses NumPy, whose calls have a fraction of torch's overhead.
     Gates are in the order input, forget, output, candidate. All go through one tanh, since
     ``sigmoid(x) = (1 + tanh(x / 2)) / 2``; halving weights is exact.
     """
@@ -112,7 +112,7 @@ class NumpyStep:
         self._sigmoids = self._gates[:, : 3 * units]
         self._input_gate, self._forget_gate, self._output_gate, self._candidate = np.split(self._gates, 4, axis=1)
         results = [np.empty((batch, bias.size)) for _, bias, _ in self._layers]
-        # The same memory, as torch sees it.
+        # Views of the same buffers as torch tensors.
         self._inputs_tensor, self._gates_tensor = torch.from_numpy(inputs), torch.from_numpy(self._gates)
         self._work = []
         x = torch.from_numpy(self._hidden)
@@ -156,5 +156,5 @@ _ACTIVATIONS: dict[type[nn.Module], Any] = {nn.Tanh: np.tanh, nn.ReLU: lambda x,
 
 
 def wide(module: M) -> M:
-    """A copy in double precision, which does not learn."""
+    """A copy in double precision, without gradients."""
     return copy.deepcopy(module).double().requires_grad_(False)

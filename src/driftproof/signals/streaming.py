@@ -1,4 +1,4 @@
-"""Signals for bars as they come."""
+"""Signals for a stream of bars."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ def stream(
     source: str = "input",
     symbol: str = "",
 ) -> int:
-    """Write what an agent says of each bar, as soon as its line is read; markets may take turns.
+    """Write an agent's signal for each bar as soon as its line is read; lines of several markets may alternate.
 
-    What is said is what :func:`infer` says of the whole history.
+    Signals are those of :func:`infer` for the whole history.
 
     Args:
-        agent: Or the file of one. Nothing in the file is run.
+        agent: The agent, or its file. No code in the file is run.
         lines: CSV, the header first, such as ``sys.stdin``.
         write: Called with the header, then with one line for each line; without line ends, as ``print`` wants it.
         buy: See :func:`infer`, as for the three that follow.
         sell: Scores from here on down are SELL.
         deadzone: Scores closer to 0 than this are HOLD.
-        features: Those that the agent learned with; ``None``: those of its environment, if it has one here, or the
+        features: Features that the agent was trained with; ``None``: those of its environment, if it has one, or the
             default.
-        cvar_alpha: The share of worst returns whose mean is told.
+        cvar_alpha: Share of the worst returns whose mean is ``cvar``.
         columns: See :func:`driftproof.envs.read_bars`, as for all that follow.
         timezone: Name of the zone that timestamps without an offset are in.
         max_gap: Longest time from one bar of a market to the next, in days, or a timedelta.
-        source: What to call lines in messages.
-        symbol: What the market is called if there is no such column.
+        source: Name of the lines in messages.
+        symbol: Symbol of the market if there is no such column.
 
     Returns:
-        How many bars there were.
+        Number of bars.
 
     Raises:
-        MarketDataError: Something is wrong with a line; the message names it. Those before it have been answered.
-        ValueError: The agent has seen something else than this market.
+        MarketDataError: A line is invalid; the message names it. Signals of earlier lines have been written.
+        ValueError: The agent has other observations or actions than a market's.
     """
     thresholds = Thresholds(buy, sell, deadzone)
     reader = StreamReader(loaded(agent), thresholds, features, cvar_alpha)
@@ -74,14 +74,14 @@ def stream(
 
 
 class StreamReader:
-    """An agent that reads markets bar by bar, and remembers each of them.
+    """Runs an agent over markets bar by bar, with a recurrent state for each market.
 
     Args:
-        agent: Who reads.
-        thresholds: When a score is a signal.
-        features: Those that the agent learned with; ``None``: those of its environment, if it has one here, or the
+        agent: The agent.
+        thresholds: Thresholds of scores for signals.
+        features: Features that the agent was trained with; ``None``: those of its environment, if it has one, or the
             default.
-        cvar_alpha: The share of worst returns whose mean is told; ``None``: the agent's own, or 0.1.
+        cvar_alpha: Share of the worst returns whose mean is ``cvar``; ``None``: the agent's own, or 0.1.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class StreamReader:
         self._markets: dict[str, _Market] = {}
 
     def read(self, bar: Bars) -> Signals:
-        """What is said of one bar, which comes after those that were read of its market."""
+        """The signal for one bar, which must follow the earlier ones of its market."""
         if bar.symbol not in self._markets:
             self._markets[bar.symbol] = _Market(RunningFeatures(self._view.features), bar.close, self._nothing)
         said, symbol = self._judge(self._markets[bar.symbol], bar), np.array([bar.symbol])
         return Signals(bar.timestamps, symbol, self._thresholds.signals(said[0]), bar.close, *said)
 
     def _judge(self, market: _Market, bar: Bars) -> Wide:
-        """Numbers that are said of a bar, ``[5, 1]``."""
+        """Outputs for a bar: score, quantiles and CVaR, ``[5, 1]``."""
         features = market.features.push(bar)
         changes, market.close = bar.close / market.close - 1, bar.close
         if features is None:
@@ -139,12 +139,12 @@ class RunningFeatures:
 
 @dataclass
 class _Market:
-    """What is known of one market.
+    """State of one market.
 
     Attributes:
-        features: Of its last bar, and what the next ones need.
-        close: The last one, ``[1]``.
-        state: What actor and critics remember.
+        features: Running features.
+        close: Last close ``[1]``.
+        state: Recurrent states of actor and critics.
     """
 
     features: RunningFeatures

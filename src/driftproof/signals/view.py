@@ -1,4 +1,4 @@
-"""How an agent sees a market, and how what it does is read as a score."""
+"""An agent's observations of a market, and the score of its actions."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def _learned_with(agent: DistributionalPPO) -> FeatureConfig | None:
 
 
 class MarketView:
-    """What an agent that learned in a market observes of one, and what its outputs stand for.
+    """Observations of an agent trained in a market, and the meaning of its outputs.
 
     Args:
-        agent: Learned in ``driftproof/Market-v0``, ``driftproof/RegimeMarket-v0`` or another market that observes the
-            same and has the same actions.
-        features: Those that it learned with; ``None``: those of its environment, if it has one here, or the default.
+        agent: Agent trained in ``driftproof/Market-v0``, ``driftproof/RegimeMarket-v0`` or an environment with the same
+            spaces.
+        features: Features that it was trained with; ``None``: those of its environment, if it has one, or the default.
 
     Attributes:
-        features: Which it observes.
-        observes_position: Whether its position is the last number that it observes.
-        is_discrete: Whether it says SELL, HOLD or BUY, rather than a position.
+        features: Features that it observes.
+        observes_position: Whether its position is the last number of observations.
+        is_discrete: Whether its actions are SELL, HOLD and BUY, rather than a position.
 
     Raises:
-        ValueError: The agent has seen something else.
+        ValueError: The agent has other observations or actions.
     """
 
     def __init__(self, agent: DistributionalPPO, features: FeatureConfig | Mapping[str, Any] | None = None) -> None:
@@ -78,7 +78,7 @@ class MarketView:
             self._limit = float(statistics["clip_obs"])
 
     def normalised(self, features: Array) -> Array:
-        """Features ``[..., F]`` as the policy wants them."""
+        """Normalised features ``[..., F]``, the policy's input."""
         if not self._is_normalised:
             return features
         width = features.shape[-1]
@@ -87,14 +87,14 @@ class MarketView:
         return narrow
 
     def normalised_position(self, position: float) -> float:
-        """A position as the policy wants it."""
+        """A normalised position, the policy's input."""
         if not self._is_normalised:
             return position
         scaled = (float(np.float32(position)) - self._position_mean) / self._position_std
         return min(max(scaled, -self._limit), self._limit)
 
     def position(self, outputs: Sequence[float]) -> float:
-        """The position that the agent takes, without randomness, from the policy's outputs for one action."""
+        """The agent's deterministic position, from the policy's outputs for one action."""
         if self.is_discrete:
             return float(outputs.index(max(outputs)) - 1)
         return math.tanh(outputs[0]) if self._is_squashed else min(max(outputs[0], -1.0), 1.0)
