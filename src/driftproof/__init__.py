@@ -1,7 +1,7 @@
-"""Recurrent distributional PPO that keeps learning when the world changes.
+"""Recurrent distributional PPO that keeps learning when the environment drifts.
 
-Names are imported when they are first used, so that ``import driftproof`` takes no time, and the identifiers of the
-environments, such as ``driftproof/RegimeMarket-v0``, are known to ``gymnasium.make`` from then on.
+Names are imported when they are first used, so that ``import driftproof`` is fast. It registers the environments,
+such as ``driftproof/RegimeMarket-v0``, with ``gymnasium.make``.
 """
 
 from importlib import import_module

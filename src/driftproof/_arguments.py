@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ArgumentError(ValueError, AssertionError):
-    """An argument that is wrong. Stable-Baselines3 raises ``AssertionError`` for many, which its users catch.
+    """An invalid argument. Also an ``AssertionError``, which Stable-Baselines3 raises for many and its users catch.
 
     Attributes:
         name: Name of the argument, where it is known.
@@ -60,7 +60,7 @@ def check_option(name: str, value: object, options: Sequence[str]) -> None:
 def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an int that no float holds
+    except OverflowError:  # An int that is larger than any float.
         return False
 
 

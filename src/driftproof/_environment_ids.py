@@ -1,4 +1,4 @@
-"""Environments by the identifiers that ``gymnasium.make`` takes."""
+"""Registration of the environments' ids with ``gymnasium.make``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REGISTRY = "gymnasium.envs.registration"
 
 
 def register() -> None:
-    """Tell Gymnasium of the environments: now, or, since importing it takes long, as soon as somebody imports it."""
+    """Register the environments with Gymnasium: now, or, since importing it is slow, once it is imported."""
     if _REGISTRY not in sys.modules:
         if not any(isinstance(finder, _WhenGymnasiumIsImported) for finder in sys.meta_path):
             sys.meta_path.insert(0, _WhenGymnasiumIsImported())
@@ -25,7 +25,7 @@ def register() -> None:
 
     for name, entry_point in ENTRY_POINTS.items():
         if name not in registry:
-            # Both see to the order of calls themselves, and Gymnasium's checker would take most of the time of a step.
+            # Both check the order of calls themselves, and Gymnasium's checker would take most of a step's time.
             register(name, entry_point, order_enforce=False, disable_env_checker=True)
 
 

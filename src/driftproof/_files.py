@@ -1,6 +1,6 @@
-"""Files of a run folder, read as those of a stranger: regular files only, of bounded size, checked to the last value.
+"""Reading files of a run folder without trusting them: regular files only, of bounded size, every value checked.
 
-Nothing here imports torch: configurations are read with it, and errors are told.
+Nothing here imports torch, so that reading configurations and reporting errors is fast.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ MAX_BYTES = 64 * 2**20
 MAX_VALUES = 4_000_000
 """Limits of a JSON file: what is parsed takes many times the memory of its text."""
 MAX_DIGITS = 40
-"""Of a whole number; those of a NumPy generator's state have 39."""
+"""Largest number of digits of an integer; those of a NumPy generator's state have 39."""
 
 DAMAGES = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
-"""What reading a value raises where another one stands than was written."""
+"""Exceptions that a damaged value raises when it is read."""
 _RESTORE = "restore it from a copy"
 
 
 class RunFolderError(ValueError):
-    """A file of a run folder is damaged, or not what it should be. The message says which, why, and what to do."""
+    """A file of a run folder is damaged or of another kind. The message says which, why, and what to do."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file of a run folder to read, unless it is a link, a pipe, a device or a folder.
 
     Raises:
-        RunFolderError: It is.
-        OSError: It cannot be opened; ``FileNotFoundError`` if there is none.
+        RunFolderError: It is one of these.
+        OSError: It cannot be opened; ``FileNotFoundError`` if it does not exist.
     """
     return _opened(path, os.O_RDONLY)
 
 
 def open_to_append(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file of a run folder to write at its end, with the same exceptions; it is made if there is none.
+    """Open a file of a run folder to append, like :func:`open_regular`; it is created if it does not exist.
 
-    Nor is one opened that has another name somewhere else, where what is written would appear as well.
+    A file with further hard links is refused, since they would be written to as well.
     """
     file = _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     if os.fstat(file.fileno()).st_nlink > 1:
@@ -58,12 +58,12 @@ def open_to_append(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def _opened(path: str | os.PathLike[str], flags: int) -> BinaryIO:
-    # Without O_NONBLOCK, opening a pipe that has no other end waits for ever.
+    # Without O_NONBLOCK, opening a pipe without a writer blocks forever.
     for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_BINARY"):
         flags |= getattr(os, name, 0)
     try:
         descriptor = os.open(path, flags, 0o666)
-    except ValueError as error:  # of a path with a NUL in it
+    except ValueError as error:  # A path with a NUL character.
         raise RunFolderError(f"{path} cannot be opened: {error}") from error
     except IsADirectoryError as error:
         raise RunFolderError(f"{path} is a folder; there should be a file") from error
@@ -81,11 +81,11 @@ def read_bytes(path: str | os.PathLike[str], limit: int = MAX_BYTES) -> bytes:
     """The content of a file of a run folder.
 
     Raises:
-        RunFolderError: It is no regular file, or larger than any that a run writes.
+        RunFolderError: It is not a regular file, or larger than any that a run writes.
         OSError: It cannot be read.
     """
     with open_regular(path) as file:
-        # No more than there is: a buffer for the limit would be made beforehand.
+        # Not read(limit): it would allocate a buffer of that size beforehand.
         data = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1)
     if len(data) > limit:
         raise RunFolderError(f"{path} cannot be read: it has more than {limit:,} bytes; {_RESTORE}")
@@ -95,13 +95,13 @@ def read_bytes(path: str | os.PathLike[str], limit: int = MAX_BYTES) -> bytes:
 def read_json(
     path: str | os.PathLike[str], model: type[Model], *, advice: str = _RESTORE, allow_nan: bool = False
 ) -> Model:
-    """The content of a small JSON file of a run folder, every value of which has been checked.
+    """The content of a small JSON file of a run folder, with every value checked.
 
     Args:
         path: The file.
-        model: What it must hold.
-        advice: What to do if it does not.
-        allow_nan: Whether ``NaN`` and ``Infinity`` may stand in it, which Python writes and JSON does not know.
+        model: Type that it must have.
+        advice: What to do if it has another, for the message.
+        allow_nan: Whether ``NaN`` and ``Infinity`` are allowed, which Python writes and JSON does not have.
 
     Raises:
         RunFolderError: It holds something else.
@@ -112,10 +112,10 @@ def read_json(
 
 
 def parse_json(data: bytes, *, allow_nan: bool = False) -> Any:
-    """JSON without duplicate keys or endless numbers.
+    """Parse JSON without duplicate keys or overlong numbers.
 
     Raises:
-        ValueError: It is none, or too much.
+        ValueError: It is not JSON, or too large.
         RecursionError: It is nested too deeply.
     """
     values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
@@ -128,7 +128,7 @@ def parse_json(data: bytes, *, allow_nan: bool = False) -> Any:
 
 
 def bounded_int(text: str) -> int:
-    """A whole number, for parsers.
+    """Parse an integer of bounded length.
 
     Raises:
         ValueError: It has too many digits.
@@ -139,24 +139,24 @@ def bounded_int(text: str) -> int:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, in which no key may stand twice."""
+    """A JSON object without duplicate keys."""
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ValueError("a key stands there twice")
+        raise ValueError("a key occurs twice")
     return result
 
 
 def refuse_constant(name: str) -> NoReturn:
-    """NaN and the infinities, which Python reads and JSON does not have."""
+    """Refuse NaN and the infinities, which Python reads and JSON does not have."""
     raise ValueError(f"{name} is no JSON")
 
 
 @contextmanager
 def damage_told(path: str | os.PathLike[str], advice: str = _RESTORE) -> Iterator[None]:
-    """Name the file if what is read from it is not what was written to it.
+    """Turn errors of reading a damaged file into one that names it.
 
     Raises:
-        RunFolderError: The block raised one, or what a damaged file leads to.
+        RunFolderError: The block raised one, or an exception that a damaged file causes.
     """
     try:
         yield
@@ -167,7 +167,7 @@ def damage_told(path: str | os.PathLike[str], advice: str = _RESTORE) -> Iterato
 
 
 def described(error: BaseException) -> str:
-    """What is wrong, in few words."""
+    """Short description of an error."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, MemoryError):
@@ -196,7 +196,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def shortened(value: Any, limit: int = 60) -> str:
-    """A value in few characters, without making a long text of a large one first."""
+    """Short representation of a value, without formatting all of a large one first."""
     return printable(_few.repr(value), limit)
 
 

@@ -28,9 +28,9 @@ _children: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 @contextmanager
 def left_to_this_process() -> Iterator[None]:
-    """Processes started with ``multiprocessing``, method ``"spawn"``, meanwhile do not hear of :data:`INTERRUPTING`.
+    """Block :data:`INTERRUPTING` in processes that the block starts with ``multiprocessing``, method ``"spawn"``.
 
-    They begin with these signals blocked, and call :func:`follow_parent` as soon as they run. Those that are left when
+    They start with these signals blocked, and call :func:`follow_parent` as soon as they run. Those that still run when
     this process exits are killed.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
@@ -39,7 +39,8 @@ def left_to_this_process() -> Iterator[None]:
     others = set(multiprocessing.active_children())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
-        # The first process of multiprocessing starts it. It unblocks SIGINT and SIGTERM, so it has to be there before.
+        # The first process of multiprocessing starts the resource tracker, which unblocks SIGINT and SIGTERM: start it
+        # before.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTING)
         yield
@@ -66,8 +67,8 @@ def follow_parent() -> None:
 
 @contextmanager
 def kept_handlers() -> Iterator[None]:
-    """Signal handlers stay as they are, though a library that is called meanwhile replaces them."""
-    if threading.current_thread() is not threading.main_thread():  # Which cannot replace any.
+    """Restore signal handlers after the block, which may call a library that replaces them."""
+    if threading.current_thread() is not threading.main_thread():  # Other threads cannot replace handlers.
         yield
         return
     before = {number: signal.getsignal(number) for number in INTERRUPTING}

@@ -1,4 +1,4 @@
-"""What can be chosen by name: a new one is its own module and a line here. Without torch, as configurations are read.
+"""Registries of classes by name: a new one is its own module and a line here. Imports no torch.
 
 Installed packages add names by entry points, and users name classes of their own:
 
@@ -23,10 +23,10 @@ class Registry:
     """Classes of one kind by name: built in, of installed packages, and those that the program itself has used.
 
     Args:
-        what: Is chosen, in messages.
-        group: Of entry points in installed packages.
-        base: ``module:Class`` that all of them are subclasses of.
-        built_in: From names to ``module:Class``, imported when first used.
+        what: Kind of class, for messages.
+        group: Group of entry points in installed packages.
+        base: Base class of all of them, as ``module:Class``.
+        built_in: Names and their ``module:Class``, imported when first used.
     """
 
     def __init__(self, what: str, group: str, base: str, built_in: Mapping[str, str]) -> None:
@@ -36,20 +36,20 @@ class Registry:
 
     @property
     def base(self) -> type[Any]:
-        """What all of them are subclasses of."""
+        """Base class of all of them."""
         found: type[Any] = _found(self._base)
         return found
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What there is, here and in installed packages."""
+        """All names, built in and of installed packages."""
         return (*self.built_in, *(name for name in self._offered() if name not in self.built_in))
 
     def name(self, chosen: Any) -> str:
-        """The name of what is chosen, in any spelling; of classes without one, ``module:Class``. Nothing is imported.
+        """Canonical name of a choice in any spelling; of classes without a name, ``module:Class``. Imports nothing.
 
         Raises:
-            ValueError: There is none of that name.
+            ValueError: The name is unknown.
         """
         if isinstance(chosen, str) and ":" in chosen:
             return chosen
@@ -73,12 +73,12 @@ class Registry:
             chosen: A name, ``module:Class``, or the class itself.
             trust: Which modules may be imported because a text names them; ``None``: those that the user's environment
                 variable names. Installed packages that offer a name need none.
-            place: Of the setting, for messages.
+            place: Name of the setting, for messages.
 
         Raises:
             UntrustedError: ``module:Class`` of a module that may not be imported.
-            WrongKindError: It is no subclass of what belongs here.
-            ValueError: There is none of that name.
+            WrongKindError: It is not a subclass of the base class.
+            ValueError: The name is unknown.
         """
         if isinstance(chosen, type):
             try:
@@ -100,7 +100,7 @@ class Registry:
 
 @cache
 def _entry_points(group: str, paths: tuple[str, ...]) -> dict[str, str]:
-    """From names to ``module:Class`` in packages installed there. Not in the working directory: it may be anybody's."""
+    """Names and ``module:Class`` in packages installed there. The working directory is not searched: no trust."""
     found = (point for each in metadata.distributions(path=list(paths)) for point in each.entry_points)
     return {point.name: point.value.replace(" ", "") for point in found if point.group == group}
 

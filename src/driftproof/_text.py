@@ -1,4 +1,4 @@
-"""Texts for people: names from files in a form that is safe to print, and what was meant by a wrong one."""
+"""Text for messages: safe printing of names from files, tables, and hints at misspelled names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 _GAP = " … "
 _WIDEST = 100_000
-"""Characters in a line of a table: nothing is wrapped."""
+"""Width of a table in characters, large enough not to wrap."""
 
 
 def printable(text: object, limit: int = 500) -> str:
@@ -19,12 +19,12 @@ def printable(text: object, limit: int = 500) -> str:
 
     Args:
         text: Anything; ``str()`` of it is shown.
-        limit: Most characters of the result, at least 20.
+        limit: Largest length of the result, at least 20.
     """
     text = str(text)
     if len(text) <= limit and text.isprintable():
         return text
-    # Of text that is far too long, the middle never matters: escaping only makes it longer.
+    # Cut overlong text before escaping, which only makes it longer.
     if len(text) > 2 * limit:
         text = text[:limit] + "\0" + text[-limit:]
     shown = [_escaped(character) for character in text]
@@ -42,7 +42,7 @@ def _escaped(character: str) -> str:
 
 
 def _fitting(pieces: Iterable[str], limit: int) -> list[str]:
-    """The first of the pieces, as many as have room. Escapes are never cut in two."""
+    """The first pieces that fit into the limit. Escapes are never split."""
     taken, left = [], limit
     for piece in pieces:
         left -= len(piece)
@@ -56,8 +56,8 @@ def table(rows: Iterable[Iterable[str]], numbers_from: int | None = None) -> str
     """Rows as aligned columns of plain text.
 
     Args:
-        rows: Of cells, the first row being the heads.
-        numbers_from: The first column that is aligned to the right; ``None``: none is.
+        rows: Rows of cells; the first row is the header.
+        numbers_from: First of the right-aligned columns; ``None``: there are none.
     """
     from rich.console import Console
     from rich.table import Table
@@ -77,19 +77,19 @@ def table(rows: Iterable[Iterable[str]], numbers_from: int | None = None) -> str
 
 
 def closest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that reads most like another; ``None``: none does."""
+    """The known name most similar to another; ``None`` if none is similar."""
     spellings = {each.lower(): each for each in known}
     near = difflib.get_close_matches(str(name).lower(), spellings, n=1, cutoff=cutoff)
     return spellings[near[0]] if near else None
 
 
 def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = None) -> str:
-    """A hint at what may have been meant by a name that there is not.
+    """Hint for an unknown name.
 
     Args:
-        name: That was given.
-        known: What there is.
-        otherwise: What to say if nothing is like it; ``None``: what there is.
+        name: The unknown name.
+        known: Known names.
+        otherwise: Hint if no known name is similar; ``None``: a list of the known names.
     """
     known = list(known)
     if (near := closest(name, known)) is not None:

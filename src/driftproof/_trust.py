@@ -24,7 +24,7 @@ _BUILT_IN = frozenset(
 """Modules of known content. Not their packages: importing ``driftproof.__main__`` would run a command."""
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SHOWN = 100
-"""Characters of a name from a file in a message."""
+"""Largest number of characters of a file's name for code in a message."""
 
 Kind = TypeVar("Kind")
 
@@ -34,21 +34,21 @@ class UntrustedError(ValueError):
 
 
 class WrongKindError(ValueError):
-    """A name stands for something else than what belongs in its place; nothing was called."""
+    """A name refers to an object of the wrong kind; nothing was called."""
 
 
 @dataclass(frozen=True)
 class Trust:
     """Which modules a file may make this process import.
 
-    Any two are equal: where settings came from is not part of what they say.
+    All instances compare equal: the origin of settings is not part of their value.
 
     Attributes:
         modules: Modules that the user of this process trusts, with everything inside them.
         is_own: Every module may be imported: the names are the user's own, from a program or a run of theirs.
         here: Folder to search for modules that the user named and that are not installed.
         home: The same for modules of the user's own runs: the folder where the run was started.
-        typed: Places of settings that the user gave, rather than the file.
+        typed: Settings that the user gave, rather than the file.
         lines: File and line of settings, for messages.
     """
 
@@ -95,7 +95,7 @@ class Trust:
         """Refuse a name before its module is imported.
 
         Raises:
-            UntrustedError: It may not be; the message says how to allow it.
+            UntrustedError: It is not trusted; the message says how to allow it.
         """
         if self.allows(module, place):
             return
@@ -107,10 +107,10 @@ class Trust:
         )
 
     def imported(self, name: str, module: str, place: str = "") -> ModuleType:
-        """Import a module, if it may be.
+        """Import a module, if it is trusted.
 
         Raises:
-            UntrustedError: It may not be.
+            UntrustedError: It is not trusted.
             Exception: Whatever its import raises.
         """
         self.check(name, module, place)
@@ -147,7 +147,7 @@ OWN = Trust(is_own=True)
 
 
 def of_kind(name: str, found: Any, kind: type[Kind]) -> type[Kind]:
-    """What was found, if it is a class of the kind that belongs in its place.
+    """The object that was found, if it is a subclass of ``kind``.
 
     Raises:
         WrongKindError: It is not.
@@ -158,7 +158,7 @@ def of_kind(name: str, found: Any, kind: type[Kind]) -> type[Kind]:
 
 
 def _make_findable(module: str, folder: str | None) -> None:
-    """Let a module be imported from a folder, if it is there and nowhere else: nothing installed is hidden by it."""
+    """Make a module in a folder importable, unless there is one of that name elsewhere."""
     root = module.partition(".")[0]
     if folder is None or folder in sys.path or root in sys.modules or find_spec(root) is not None:
         return

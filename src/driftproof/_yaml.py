@@ -1,4 +1,4 @@
-"""YAML with bounds: a few anchors and aliases are good style, and a few more stand for gigabytes."""
+"""YAML with limits: nested aliases can expand to gigabytes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ MAX_BYTES = 256 * 2**10
 MAX_DEPTH = 32
 MAX_VALUES = 50_000
 MAX_CHARACTERS = 2**20
-"""Limits of a file, the last two with every alias written out."""
+"""Limits of a file, the last two with every alias expanded."""
 
 MAX_INT_CHARACTERS = 100
-"""Of a whole number: longer ones take long to read, and Python does not print them."""
+"""Largest length of an integer: longer ones are slow to parse, and Python does not print them."""
 
-# Every text matches in one way only: with two, the time grows with the square of its length.
+# Every text matches in one way only, which avoids quadratic backtracking.
 _FLOAT = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+")
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 class TooMuchError(yaml.MarkedYAMLError):
-    """It is YAML, and too much of it."""
+    """The YAML exceeds a limit."""
 
 
 class Loader(yaml.SafeLoader):
@@ -33,7 +33,7 @@ class Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            # Here and not of the finished tree: what follows would take the scanner seconds.
+            # While composing and not afterwards: deep nesting would take the scanner seconds.
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise TooMuchError(problem=f"is nested more than {MAX_DEPTH} deep", problem_mark=mark)
         node: yaml.Node | None = super().compose_node(parent, index)
@@ -54,7 +54,7 @@ Loader.add_constructor("tag:yaml.org,2002:int", _int)
 
 
 class Dumper(yaml.SafeDumper):
-    """Puts quotes around what the loader would take for something else."""
+    """Quotes strings that the loader would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -72,7 +72,7 @@ def parse(text: str) -> tuple[yaml.Node | None, Any]:
     """The one document in a text: its nodes, which know their lines, and its value.
 
     Raises:
-        yaml.YAMLError: It is not YAML, is too much, or holds what is no plain value.
+        yaml.YAMLError: It is not YAML, exceeds a limit, or holds values that are not plain.
     """
     if len(text) > MAX_BYTES:
         raise TooMuchError(problem=f"has more than {MAX_BYTES:,} characters")
@@ -107,7 +107,7 @@ def _constructed(loader: Loader, node: yaml.Node) -> Any:
     except yaml.YAMLError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # Of values that do not fit their explicit tags, and of whole numbers with thousands of digits.
+        # From values that do not fit their explicit tags, and from integers with thousands of digits.
         what = "a value cannot be read" if isinstance(error, RecursionError) else f"a value cannot be read ({error})"
         raise yaml.YAMLError(what[:200]) from error
 
@@ -116,7 +116,7 @@ def _measure(node: yaml.Node, depth: int, known: dict[int, tuple[int, int, int] 
     """Values, characters and depth of a node with all aliases written out.
 
     Raises:
-        yaml.YAMLError: That is too much of one of them, or endless.
+        yaml.YAMLError: One of them exceeds its limit, or the node contains itself.
     """
     key = id(node)
     if key in known:
@@ -125,7 +125,9 @@ def _measure(node: yaml.Node, depth: int, known: dict[int, tuple[int, int, int] 
             raise _excess(node, "contains itself")
     else:
         if isinstance(node, yaml.ScalarNode) and any("\ud800" <= character <= "\udfff" for character in node.value):
-            raise yaml.MarkedYAMLError(problem="half a character, which no text holds", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem="a lone surrogate, which is not a valid character", problem_mark=node.start_mark
+            )
         known[key] = None
         found = known[key] = _sum(node, [_measure(inner, depth + 1, known) for inner in _inside(node)])
     values, characters, height = found

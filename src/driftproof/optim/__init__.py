@@ -1,4 +1,4 @@
-"""Optimizers that keep a network plastic, and scaling of noisy gradients. Plain PyTorch: nothing of RL is imported."""
+"""Optimizers that keep a network plastic, and scaling of noisy gradients. Imports PyTorch only, nothing of RL."""
 
 from driftproof.optim.upgd import UPGD, UPGDW, AdaptiveUPGD
 from driftproof.optim.vgs import VarianceGradientScaler

@@ -1,4 +1,4 @@
-"""What the forms of a UPGD step share: settings, the tensors of a group, and formulas over scalars."""
+"""Shared parts of the forms of a UPGD step: settings, the tensors of a group, and formulas over scalars."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Gate: TypeAlias = Literal["anchored", "minmax"]
 NoiseReference: TypeAlias = Literal["direction", "gradient"]
 
 STEP_FACTOR: dict[Gate, float] = {"anchored": 2.0, "minmax": 1.0}
-"""Multiplies the step behind a gate; 2 undoes the gate's value of 1/2 at zero utility."""
+"""Factor of the step per gate; 2 compensates the gate's value of 1/2 at zero utility."""
 
 MINMAX_EPS = 1e-8
 
@@ -146,13 +146,13 @@ class Group:
 
     def masked(self, proceed: Tensor) -> Group:
         """The same group with a step that goes nowhere where ``proceed`` is False, 0-dim or ``[M]``."""
-        # Gradients that are not finite would spoil what they are multiplied by zero for.
+        # Gradients that are not finite would turn products with zero into NaN.
         grads = [torch.where(_shaped(proceed, grad), grad, 0) for grad in self.grads]
         lr = torch.where(proceed, self.settings.lr, 0.0)
         return replace(self, settings=replace(self.settings, lr=lr), grads=grads, proceed=proceed)
 
     def kept(self, beta: Scalar) -> Scalar:
-        """What averages keep of their past: ``beta`` of it, or all where no step is taken."""
+        """Decay of averages: ``beta``, or 1 where no step is taken."""
         return beta if self.proceed is None else torch.where(self.proceed, beta, 1.0)
 
 
@@ -195,7 +195,7 @@ def _like(value: Scalar, like: Tensor) -> Tensor:
 
 
 def _moved(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    # The host may wait for nothing but what it is going to read.
+    # Transfers to the host must complete before it reads; others need not.
     return tensor.to(device, dtype, non_blocking=device.type != "cpu")
 
 

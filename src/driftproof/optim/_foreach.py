@@ -40,7 +40,7 @@ _BUCKET_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
 _ONE = torch.ones((), device="cpu", dtype=torch.float32)
 
 _CACHE_ENTRIES = 64
-"""Layouts of scratch memory that are remembered; parameters whose gradients come and go make many."""
+"""Number of cached layouts of scratch memory; changing sets of gradients make many."""
 
 
 class Scratch:
@@ -95,7 +95,7 @@ def accumulate(group: Group, members: bool) -> None:
     if group.proceed is not None:
         torch._foreach_add_(group.steps, [group.proceed.float()] * len(group.steps))
     elif group.steps[0].is_cpu:
-        # A number would be wrapped into a tensor again for each of the counts.
+        # A Python number would be converted to a tensor for each of the counts.
         torch._foreach_add_(group.steps, _ONE, alpha=1.0)
     else:
         torch._foreach_add_(group.steps, 1)
@@ -242,7 +242,7 @@ def _add_adam_directions(group: Group, flat: Tensor, directions: list[Tensor], b
 
 
 def _add_adam_directions_per_member(group: Group, directions: list[Tensor], betas: tuple[Scalar, Scalar]) -> None:
-    """What the fused kernel does, for numbers and step counts that are tensors."""
+    """Equivalent of the fused kernel for settings and step counts that are tensors."""
     first, second, grads = group.first_moments, group.second_moments, group.grads
     squares = list(torch._foreach_mul(grads, grads))
     for moments, values, beta in ((first, grads, betas[0]), (second, squares, betas[1])):
@@ -276,7 +276,7 @@ def _add_noise(group: Group, flat: Tensor, directions: list[Tensor], noise: RawN
 
 
 def _noise_references(group: Group, directions: list[Tensor], members: bool) -> list[Tensor]:
-    """What the noise of each tensor is proportional to: 0-dim, or ``[M]``."""
+    """Reference that the noise of each tensor is proportional to: 0-dim, or ``[M]``."""
     settings = group.settings
     if settings.noise_reference == "direction":
         return [n / elements(d, members) ** 0.5 for n, d in zip(_norms(directions, members), directions, strict=True)]

@@ -1,4 +1,4 @@
-"""Averages over time of the gradients of a list of tensors: the measuring half of variance gradient scaling."""
+"""Averages over time of the gradients of a list of tensors, for variance gradient scaling."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _VECTORS = ("weight", "energy", "mean", "signal")
 _TOTALS = ("norms", "largest")
 _PROGRESS = ("step_count", "factor")
 STATE_KEYS = ("keys", "shapes", "moments", *_VECTORS, *_TOTALS)
-"""Of a state."""
+"""Keys of a state."""
 _NEVER_NEGATIVE = ("weight", "energy", "signal", "norms", "largest")
 _FULL_WEIGHT = 1.001
-"""What weights of an average add up to in the end, but for rounding."""
+"""Limit of an average's sum of weights, with a margin for rounding."""
 _HUGE = 1e15
 """Gradients beyond count as an overflow: millions of their squares would not fit a float32."""
 
@@ -104,7 +104,7 @@ class GradientStatistics:
 
         Args:
             grads: One for each parameter, or ``None``.
-            beta: What the averages keep of their past.
+            beta: Decay of the averages.
             extremes: Fold the largest magnitude too, which on a CPU costs a third of all.
             proceed: Where averages change at all, ``[...]`` bool.
         """
@@ -153,7 +153,7 @@ class GradientStatistics:
         average.lerp_(torch.stack([self._one, *values], -1), _column(weight))
 
     def _pack_moments(self) -> None:
-        """Keep the moments of small tensors on a host in one place, where one operation reaches them all."""
+        """Pack the moments of small tensors on a CPU, so that one operation covers them all."""
         moments = self.moments[: len(self.params)] if self.on_host else []
         fits = [i for i, m in enumerate(moments) if m.dtype is torch.float32 and m.numel() <= _SMALL]
         self._packed = _Packed(self.params, fits) if len(fits) > 1 else None
@@ -218,7 +218,7 @@ class GradientStatistics:
         return self.shapes[i] == tuple(param.shape)
 
     def adopt(self, other: GradientStatistics, sources: Sequence[int | None]) -> None:
-        """Take over averages: parameter ``i`` those of parameter ``sources[i]`` of ``other``, where there is one."""
+        """Copy averages: parameter ``i`` gets those of parameter ``sources[i]`` of ``other``, where there is one."""
         for name in (*_TOTALS, *_PROGRESS):
             getattr(self, name).copy_(getattr(other, name))
         for i, j in enumerate(sources):
@@ -240,10 +240,10 @@ class GradientStatistics:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any], statistic: Statistic) -> GradientStatistics:
-        """Averages as they were saved, of no parameters yet: :meth:`adopt` them.
+        """Saved averages without parameters; use :meth:`adopt` to copy them.
 
         Raises:
-            KeyError, TypeError, ValueError: What is missing or wrong.
+            KeyError, TypeError, ValueError: Something is missing or invalid.
         """
         loaded = cls([], [], statistic)
         loaded.keys, loaded.shapes = saved_keys(state["keys"]), saved_shapes(state["shapes"])
@@ -269,7 +269,7 @@ class GradientStatistics:
         vector: Tensor = getattr(self, name)
         weight = _column(weight)
         if len(present) < len(self.params):
-            # No index from the host: it would have to wait for the device to take it.
+            # A mask and not an index from the host, which would synchronise with the device.
             here = set(present)
             weight = weight * torch.stack([self._one if i in here else self._zero for i in range(len(self.params))], -1)
         vector.lerp_(values, weight)

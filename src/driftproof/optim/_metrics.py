@@ -1,4 +1,4 @@
-"""Vital signs of a UPGD step, computed from state and gradients after it."""
+"""Metrics of a UPGD step, computed from state and gradients after it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class RawNoise(NamedTuple):
 
 
 NoiseSource: TypeAlias = Callable[[int, torch.device], RawNoise]
-"""Draws that many numbers on that device."""
+"""Function that draws a number of values on a device."""
 
 
 def draw_noise(count: int, device: torch.device) -> RawNoise:

@@ -50,7 +50,7 @@ class _Prepared(NamedTuple):
 
 
 class UPGDBase(Optimizer):
-    """A UPGD optimizer but for the constructor and the direction of its steps."""
+    """Base class of UPGD optimizers; subclasses add the constructor and the direction of steps."""
 
     _moment_keys: ClassVar[tuple[str, str] | None] = None
     """Names of the two moments in the state, for Adam-like directions."""
@@ -94,11 +94,11 @@ class UPGDBase(Optimizer):
 
     @torch.no_grad()
     def metrics(self) -> dict[str, Tensor]:
-        """Vital signs of the last step, as 0-dim tensors on the parameters' device.
+        """Metrics of the last step, as 0-dim tensors on the parameters' device.
 
         ``upgd/noise_to_direction`` is the expected norm of the noise over the norm of the direction, ``upgd/gate_mean``
         and ``upgd/gate_std`` describe the gate over all weights, and ``upgd/utility_p10``, ``_p50``, ``_p90`` are
-        quantiles of the bias-corrected utility. Call it after :meth:`step` and before ``zero_grad``: it looks at the
+        quantiles of the bias-corrected utility. Call it after :meth:`step` and before ``zero_grad``: it covers the
         parameters that have a gradient.
         """
         groups = [self._gather(group) for group in self.param_groups]
@@ -123,7 +123,7 @@ class UPGDBase(Optimizer):
             checked.update(self._checked_state_dict(loaded))
             return checked
 
-        # Between the hooks of others, so that what they do to the state counts.
+        # After the pre-hooks of others and before their post-hooks, so that their changes to the state count.
         handles = [
             self.register_load_state_dict_pre_hook(check),
             self.register_load_state_dict_post_hook(lambda _: self._load_exactly(checked), prepend=True),
@@ -138,7 +138,7 @@ class UPGDBase(Optimizer):
         """A state dict whose groups have all options, if its state fits the parameters."""
         saved_groups = state_dict["param_groups"]
         if [len(g["params"]) for g in saved_groups] != [len(g["params"]) for g in self.param_groups]:
-            return state_dict  # torch says what is wrong
+            return state_dict  # torch raises the error.
         groups = []
         for group, saved in zip(self.param_groups, saved_groups, strict=True):
             options = {name: value for name, value in group.items() if name != "params"}
@@ -150,7 +150,7 @@ class UPGDBase(Optimizer):
         return {**state_dict, "param_groups": groups}
 
     def _load_exactly(self, state_dict: dict[str, Any]) -> None:
-        """Load the state once more, as torch does not do it: in copies, and without casting to half precision."""
+        """Load the state again, unlike torch as copies and without casting to half precision."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for key, param in zip(saved["params"], group["params"], strict=True):
                 for name, value in state_dict["state"].get(key, {}).items():
@@ -192,7 +192,7 @@ class UPGDBase(Optimizer):
         return known.group
 
     def _complete_state(self, group: dict[str, Any], proceed: Tensor | None) -> None:
-        """Create what the state of parameters with a gradient lacks; drop what the options no longer ask for."""
+        """Create missing state of parameters with a gradient; drop state that the options no longer need."""
         params = [p for p in group["params"] if p.grad is not None]
         if any(p.is_complex() for p in params):
             raise RuntimeError(f"{type(self).__name__} does not support complex parameters")
@@ -223,9 +223,9 @@ class UPGDBase(Optimizer):
     def _begin_late(
         self, param: Tensor, names: list[str], maximize: bool, settings: Settings, proceed: Tensor | None
     ) -> None:
-        """Set averages that begin late as if every gradient so far had been like this one.
+        """Initialise averages that start late as if every gradient so far had been like this one.
 
-        They do if the state is that of another optimizer, or if an option is switched on.
+        That happens if the state is of another optimizer, or if an option is switched on.
         """
         state = self.state[param]
         assert param.grad is not None
@@ -244,7 +244,7 @@ class UPGDBase(Optimizer):
             state[name].copy_(torch.where(state["step"] > 0, value * correction, 0))
 
     def _pack_state(self, params: list[Tensor]) -> None:
-        """Lay utilities side by side in memory, and moments, where one operation reaches them all."""
+        """Place utilities, and moments, side by side in memory, so that one operation covers them all."""
         for name in ("avg_utility", *(self._moment_keys or ())):
             alike = defaultdict(list)
             for param in params:
@@ -293,7 +293,7 @@ class UPGDBase(Optimizer):
         )
 
     def _direction_settings(self, group: dict[str, Any]) -> dict[str, Any]:
-        """The settings that say where a step goes: ``beta_utility``, and the moments of Adam-like directions."""
+        """Settings of the direction: ``beta_utility``, and the moments of Adam-like directions."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Checks of what a saved state of the variance gradient scaler holds."""
+"""Checks of a saved state of the variance gradient scaler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def saved_keys(keys: Any) -> list[str]:
     if not isinstance(keys, (list, tuple)) or not all(isinstance(key, str) for key in keys):
         raise ValueError("'keys' must be a list of names")
     if len(set(keys)) != len(keys):
-        raise ValueError("'keys' has a name twice")
+        raise ValueError("'keys' has a duplicate name")
     return list(keys)
 
 

@@ -52,23 +52,23 @@ class StepScaling:
             ]
 
     def detach(self) -> None:
-        """Leave all optimizers alone."""
+        """Remove the hooks from all optimizers."""
         for handle in self._handles:
             handle.remove()
         self.__init__()  # type: ignore[misc]
 
     def announce(self, params: list[Tensor], factor: Tensor) -> None:
-        """Have the next step of these parameters, and only that, scaled by a factor (0-dim)."""
+        """Scale the next step of these parameters, and only that, by a factor (0-dim)."""
         self._due = {id(param): param for param in params}
         self._factor = factor
 
     def cancel(self) -> None:
-        """Scale no step that was announced before."""
+        """Cancel announced scaling."""
         self._due = {}
 
     @torch.no_grad()
     def _remember(self, optimizer: Optimizer) -> None:
-        # Not only what is due: a closure may announce the step while it is under way.
+        # All parameters and not only announced ones: a closure may announce during the step.
         params = _parameters(optimizer)
         for param in params:
             old = self._old_values.get(id(param))

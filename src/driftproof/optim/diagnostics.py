@@ -1,4 +1,4 @@
-"""Instruments that show whether a network can still learn. Any PyTorch model, any optimizer.
+"""Diagnostics of plasticity: whether a network can still learn. For any PyTorch model and optimizer.
 
 Use::
 
@@ -57,7 +57,7 @@ def record_activations(
                 output = output.data if isinstance(output, nn.utils.rnn.PackedSequence) else output
             values = output.detach()
             units_last = values.movedim(1, -1) if values.dim() == 4 else values
-            # A copy: what follows may work in place.
+            # A copy: later modules may work in place.
             rows = units_last.clone().reshape(-1, units_last.shape[-1])
             units = rows.shape[1]
             key = name if name not in recorded or recorded[name].shape[1] == units else f"{name} ({units} units)"
@@ -79,7 +79,7 @@ def dormant_share(activations: Tensor, threshold: float = 0.0) -> float:
     Sokar et al., "The Dormant Neuron Phenomenon in Deep Reinforcement Learning", ICML 2023 (arXiv 2302.12902).
 
     Args:
-        activations: ``[samples, units]``.
+        activations: Activations ``[samples, units]``.
         threshold: 0 counts units that are never active; 0.025 and 0.1 are common.
     """
     _check_matrix("activations", activations)
@@ -88,12 +88,12 @@ def dormant_share(activations: Tensor, threshold: float = 0.0) -> float:
 
 
 def effective_rank(features: Tensor) -> float:
-    """How many directions features really use: the exponential of the entropy of their normalised singular values.
+    """Effective rank of features: the exponential of the entropy of their normalised singular values.
 
     Between 0 (all features zero) and the smaller dimension. Roy & Vetterli, "The effective rank", EUSIPCO 2007.
 
     Args:
-        features: ``[samples, units]``.
+        features: Features ``[samples, units]``.
     """
     _check_matrix("features", features)
     values = torch.linalg.svdvals(features.float())
@@ -132,7 +132,7 @@ def gradient_noise_to_signal(losses: Iterable[Tensor], parameters: Iterable[Tens
 
     Args:
         losses: The loss of each batch, at least two. A generator keeps memory low: each graph is freed in turn.
-        parameters: What to differentiate by. Their ``.grad`` is not touched.
+        parameters: Parameters to differentiate by. Their ``.grad`` does not change.
     """
     params = list(parameters)
     mean = [torch.zeros_like(p) for p in params]

@@ -1,4 +1,4 @@
-"""States of the variance gradient scaler as an earlier system wrote them."""
+"""States of the variance gradient scaler in an earlier format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _AVERAGES = ("grad_mean_ema", "grad_var_ema", "grad_norm_ema", "grad_max_ema")
 
 EARLIER_STATE = (
     "the state is of an earlier version, without averages for each tensor: norm, variance and largest magnitude of the "
-    "whole gradient go on, what sets the scaling factor begins anew, with its warm-up"
+    "whole gradient are kept, the scaling factor begins anew, with its warm-up"
 )
 
 
@@ -22,15 +22,15 @@ def is_earlier_state(state_dict: Mapping[str, Any]) -> bool:
 
 
 def with_earlier_averages(initial: dict[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """A state without a history, but for the averages over the whole gradient that mean the same in both forms.
+    """An initial state with the averages over the whole gradient that both formats have.
 
     Args:
         initial: The state of a new scaler.
         earlier: Has ``grad_norm_ema``, ``grad_var_ema``, ``grad_mean_ema`` and perhaps ``grad_max_ema``, each a number,
-            or ``None`` before the first step. Everything else in it is left out.
+            or ``None`` before the first step. The rest is ignored.
 
     Raises:
-        ValueError: What should be a number is none, or is not finite.
+        ValueError: A value is not a finite number.
     """
     mean, variance, norm, largest = (_number(name, earlier.get(name)) for name in _AVERAGES)
     state = dict(initial)

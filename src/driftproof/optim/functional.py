@@ -16,8 +16,8 @@ where the gate ``s`` in (0, 1) is high for useful weights, and is one of
     ``s = sigmoid(τ û / η)``, ``c = 2``. η is the largest û of all parameters if that is positive, else the largest
     ``|û|``. A weight of zero utility has ``s = 1/2`` and moves as if there were no gate, whatever the others do.
 ``minmax``
-    ``s = sigmoid(2 τ (n - 1/2))``, ``c = 1``, where ``n`` places û between the extremes of all parameters. Nothing is
-    anchored: two outliers decide everybody's step.
+    ``s = sigmoid(2 τ (n - 1/2))``, ``c = 1``, where ``n`` places û between the extremes of all parameters. There is no
+    anchor: two outliers determine the steps of all weights.
 
 Utility after Elsayed & Mahmood, "Addressing Loss of Plasticity and Catastrophic Forgetting in Continual Learning",
 ICLR 2024 (arXiv 2404.00781).
@@ -77,8 +77,8 @@ def upgd_step(
         members: The leading axis of every parameter counts independent learners. Each has its own extremes of
             utility, its own noise and, where a setting is a tensor ``[M]``, its own setting: the step equals ``M``
             separate ones.
-        noise: Where noise comes from.
-        scratch: Memory of an earlier step to use again.
+        noise: Function that draws noise.
+        scratch: Scratch memory of an earlier step, to reuse.
         proceed: Where the step is taken, whatever the gradients are elsewhere: bool, 0-dim, or ``[M]`` if the step
             counts are ``[M]`` too. The host reads a flag only if it may read the step counts.
     """
@@ -147,7 +147,7 @@ def vgs_step(
         proceed: Where the step is taken, 0-dim or ``[M]`` bool; elsewhere nothing changes.
 
     Returns:
-        What gradients or steps are to be multiplied with, 0-dim or ``[M]``.
+        Factor of gradients or steps, 0-dim or ``[M]``.
     """
     if state.fold(grads, settings.beta, proceed=proceed):
         factor = scaling_factor(state, settings)
@@ -157,7 +157,7 @@ def vgs_step(
 
 
 def scaling_factor(state: GradientStatistics, settings: ScalingSettings) -> Tensor:
-    """The factor that the averages call for, 0-dim or ``[M]``."""
+    """Scaling factor from the averages, 0-dim or ``[M]``."""
     variance = torch.clamp_max(state.normalized_variance(settings.eps), settings.variance_cap)
     factor = torch.clamp_min(1 / (1 + settings.alpha * variance), settings.min_scaling_factor).clamp_max(1)
     return torch.where(state.step_count < settings.warmup_steps, 1.0, factor)
@@ -168,9 +168,9 @@ def clip_gradients(grads: Sequence[Tensor], max_norm: Scalar, members: bool = Fa
     """Scale gradients in place to a common norm of at most ``max_norm``, like ``torch.nn.utils.clip_grad_norm_``.
 
     Args:
-        grads: Of one device.
-        max_norm: A number, or one per member.
-        members: The leading axis of every gradient counts members, each of which has a norm of its own.
+        grads: Gradients on one device.
+        max_norm: Largest norm; a number, or one per member.
+        members: The leading axis of every gradient counts members, each with its own norm.
 
     Returns:
         The norm before, 0-dim or ``[M]``.

@@ -1,4 +1,4 @@
-"""A step of any optimizer that a flag on the device decides about, without the host waiting for it."""
+"""Masked step of any optimizer: a flag on the device decides whether it is taken, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from driftproof.optim._optimizer import UPGDBase
 
 @torch.no_grad()
 def step_where(optimizer: Optimizer, proceed: Tensor) -> None:
-    """Take the optimizer's step if a flag says so; otherwise parameters and state stay exactly as they are.
+    """Take the optimizer's step if a flag is true; otherwise parameters and state stay exactly the same.
 
-    The optimizers of this package and the fused ones of torch mask the step themselves. Others take it, and get copies
-    of their parameters and state back if they should not have.
+    The optimizers of this package and the fused ones of torch mask the step themselves. Others take it, and
+    their parameters and state are restored from copies if the flag is false.
 
     Args:
         optimizer: Any optimizer that has state already: new state is zero where the step is not taken.
         proceed: A 0-dim bool tensor.
     """
     if isinstance(optimizer, UPGDBase) or getattr(optimizer, "_step_supports_amp_scaling", False):
-        # What torch.amp.GradScaler sets for a step that overflowed.
+        # torch.amp.GradScaler sets it for a step that overflowed.
         masked: Any = optimizer
         masked.grad_scale, masked.found_inf = None, (~proceed).float()
         try:

@@ -24,8 +24,8 @@ class UPGD(UPGDBase):
             the other two.
         weight_decay: Decoupled decay, ``p * (1 - lr * weight_decay)``. Raise it to keep weights small over very
             long training.
-        beta_utility: Memory of the utility, about ``1 / (1 - beta_utility)`` steps. Shorter adapts faster to a
-            change, longer protects what is rarely used.
+        beta_utility: Decay of the utility's average, over about ``1 / (1 - beta_utility)`` steps. Shorter adapts faster
+            to a change, longer protects weights that are rarely used.
         sigma: Standard deviation of the noise added to the direction, before ``lr`` and gate. 0 disables it.
         gate: How utility becomes protection. ``"anchored"`` leaves a weight of zero utility exactly as it would move
             without a gate; ``"minmax"`` ranks each weight between the extremes.
@@ -33,8 +33,8 @@ class UPGD(UPGDBase):
         adaptive_noise: Make the noise of each tensor ``max(sigma * reference, min_noise_std)`` instead of ``sigma``.
         noise_reference: ``"direction"``, the root mean square of the direction: the ratio of noise to direction then
             survives any rescaling of the gradients. ``"gradient"``, the norm of the gradient.
-        noise_beta: Memory of the norms, for ``noise_reference="gradient"`` with ``instant_noise_scale=False``.
-        min_noise_std: Least standard deviation of adaptive noise.
+        noise_beta: Decay of the averaged norms, for ``noise_reference="gradient"`` with ``instant_noise_scale=False``.
+        min_noise_std: Smallest standard deviation of adaptive noise.
         instant_noise_scale: Take the norm of this step's gradient; ``False``: its average over time.
         maximize: Ascend instead of descend.
         foreach: ``False`` selects the slow single-tensor reference form.
@@ -83,15 +83,15 @@ class UPGD(UPGDBase):
 
 
 class AdaptiveUPGD(UPGDBase):
-    """UPGD along Adam's direction ``m̂ / (√v̂ + eps)``, with a memory of its own for the utility.
+    """UPGD along Adam's direction ``m̂ / (√v̂ + eps)``, with a separate decay for the utility.
 
-    ``lr`` means what it means in Adam: with the default gate and no noise, a weight of zero utility takes Adam's step.
+    ``lr`` has the meaning of Adam's: with the default gate and no noise, a weight of zero utility takes Adam's step.
 
     Args:
         params: As for :class:`UPGD`, and so are ``lr``, ``weight_decay``, ``beta_utility``, ``sigma``, ``gate`` and all
             that is not named here.
-        beta1: Memory of the first moment.
-        beta2: Memory of the second moment.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
         eps: Added to the root of the second moment.
     """
 
@@ -149,11 +149,11 @@ class AdaptiveUPGD(UPGDBase):
 
 
 class UPGDW(UPGDBase):
-    """UPGD along Adam's direction with AdamW's arguments: a replacement for AdamW in place.
+    """UPGD along Adam's direction with AdamW's arguments: a drop-in replacement for AdamW.
 
     Args:
         params: As for :class:`UPGD`, and so is all that is not named here.
-        betas: Memory of the two moments; the second is also the memory of the utility.
+        betas: Decays of the two moments; the second is also that of the utility.
         eps: Added to the root of the second moment.
         amsgrad: Not supported.
     """

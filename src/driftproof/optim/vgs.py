@@ -26,17 +26,17 @@ from driftproof.settings.definition import documented, takes
 from driftproof.settings.scaling import VGSSettings
 
 _HISTORY = 512
-"""How many factors are remembered for their quantiles."""
+"""Number of recent factors that quantiles are taken over."""
 
 _EXTREMES_EVERY = 11
 """On a CPU, the largest magnitude is averaged over every 11th step: a prime number, so as not to follow epochs."""
 
 _MOST_STEPS = 2**53
 _KEYS = ("statistic", "named", "step_count", "factor", *STATE_KEYS)
-"""Of a state."""
+"""Keys of a state."""
 
 _PATIENCE = 10
-"""Steps announced in vain before there is a warning. A GradScaler may skip a few in a row."""
+"""Scaled steps that no optimizer took before there is a warning. A GradScaler may skip a few in a row."""
 
 
 @documented(VGSSettings)
@@ -101,7 +101,7 @@ class VarianceGradientScaler:
 
     @torch.no_grad()
     def scale_gradients(self, proceed: Tensor | None = None) -> Tensor:
-        """Fold the raw gradients into the averages, then scale them, or have the next step of the optimizer scaled.
+        """Fold the raw gradients into the averages, then scale them, or the next step of the optimizer.
 
         Args:
             proceed: Whether the step will be taken, a 0-dim bool tensor; if not, the state does not change.
@@ -173,10 +173,10 @@ class VarianceGradientScaler:
             ValueError: There is a trainable parameter of the scaler that none of them has.
         """
         if self.apply_to != "update":
-            raise RuntimeError(f'attach() is for apply_to="update", not {self.apply_to!r}')
-        theirs = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+            raise RuntimeError(f'attach() needs apply_to="update", not {self.apply_to!r}')
+        optimized = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         followed = zip(self._statistics.keys, self._statistics.params, strict=False)
-        missing = [key for key, param in followed if param.requires_grad and id(param) not in theirs]
+        missing = [key for key, param in followed if param.requires_grad and id(param) not in optimized]
         if missing or not self._statistics.params:
             raise ValueError(
                 f"no optimizer has the parameters {missing}: attach those that do, or call update_parameters() before"
@@ -184,7 +184,7 @@ class VarianceGradientScaler:
         self._step_scaling.attach(*optimizers)
 
     def detach(self) -> None:
-        """Leave all optimizers alone."""
+        """Detach from all optimizers."""
         self._step_scaling.detach()
 
     @torch.no_grad()
@@ -201,12 +201,12 @@ class VarianceGradientScaler:
         self._history, self._recorded = self._history.to(new.device), self._recorded.to(new.device)
 
     def reset_statistics(self) -> None:
-        """Forget all averages and the step count, so that the warm-up begins again."""
+        """Reset all averages and the step count, so that the warm-up starts again."""
         self._statistics = self._new_statistics()
         self.reset_history()
 
     def reset_history(self) -> None:
-        """Begin a new stretch for the quantiles of the factor in :meth:`metrics`, such as an update of an agent."""
+        """Start a new period for the quantiles of the factor in :meth:`metrics`, such as an update of an agent."""
         self._history.fill_(math.nan)
         self._recorded.zero_()
 
@@ -225,7 +225,7 @@ class VarianceGradientScaler:
 
     @torch.no_grad()
     def metrics(self) -> dict[str, Tensor]:
-        """The state of the scaler as 0-dim tensors, which nothing has waited for.
+        """Metrics of the scaler as 0-dim tensors, without waiting for the device.
 
         Quantiles of the factor are over the calls of :meth:`scale_gradients` since :meth:`reset_history`, the last 512
         at most; those of the variance are over the tensors. On a CPU, ``vgs/grad_max_ema`` is over every 11th step.
@@ -254,13 +254,13 @@ class VarianceGradientScaler:
         return {"statistic": self.statistic, "named": self._named, **statistics.state_dict()}
 
     def upgraded(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """A state in today's form from one with ``step_count``, ``grad_norm_ema``, … and nothing for each tensor.
+        """A state in the current format from one with ``step_count``, ``grad_norm_ema``, … and nothing per tensor.
 
         Averages over the whole gradient, which are metrics, are kept. What sets the factor is not in such a state: it
         begins anew, and the step count with it, or there would be no warm-up.
 
         Raises:
-            ValueError: What should be a number is none.
+            ValueError: A value is not a number.
         """
         return with_earlier_averages(self.initial_state_dict(), state_dict)
 
@@ -269,13 +269,13 @@ class VarianceGradientScaler:
 
         Args:
             state_dict: The state.
-            partial: Whether the state may lack parameters, which then begin anew.
+            partial: Whether the state may lack parameters, which then start anew.
         """
         self._checked(state_dict, partial)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue as the saved scaler would have. The parameters may also be given afterwards.
+        """Restore the averages, step count and factor. Parameters may also be added afterwards.
 
         A state of an earlier form is :meth:`upgraded`, with a ``FutureWarning``.
 
@@ -292,7 +292,7 @@ class VarianceGradientScaler:
         self.reset_history()
 
     def _checked(self, state_dict: Any, partial: bool = False) -> tuple[bool, GradientStatistics, list[int | None]]:
-        """What a state holds: whether keys are names, averages, and which are whose."""
+        """Check a state: whether keys are names, its averages, and their indices by parameter."""
         if not isinstance(state_dict, dict):
             raise ValueError(f"the state must be a dict, not a {type(state_dict).__name__}")
         if is_earlier_state(state_dict):
@@ -300,7 +300,7 @@ class VarianceGradientScaler:
         if missing := [key for key in _KEYS if key not in state_dict]:
             raise ValueError(f"the state lacks {', '.join(map(repr, missing))}")
         if unknown := [key for key in state_dict if key not in _KEYS]:
-            raise ValueError(f"the state has {repr(unknown[0])[:60]}, which is of no use")
+            raise ValueError(f"the state has the unknown entry {repr(unknown[0])[:60]}")
         if state_dict["statistic"] != self.statistic:
             raise ValueError(
                 f"the state has statistic {str(state_dict['statistic'])[:60]!r}: build the scaler with that, "
@@ -330,7 +330,7 @@ class VarianceGradientScaler:
         return named, loaded, sources
 
     def __getstate__(self) -> dict[str, Any]:
-        # A logger belongs to a place, not to the scaler.
+        # A logger belongs to the process, not to the scaler.
         return {**self.__dict__, "logger": None}
 
     def _new_statistics(self) -> GradientStatistics:
@@ -342,7 +342,7 @@ class VarianceGradientScaler:
         return ScalingSettings(**{name: getattr(self, name) for name in names})
 
     def _record(self, factor: Tensor, proceed: Tensor | None) -> None:
-        """Remember a factor for the quantiles."""
+        """Store a factor for the quantiles."""
         place, entry = self._recorded.remainder(_HISTORY).view(1), factor.view(1)
         if proceed is not None:
             entry = torch.where(proceed, entry, self._history.index_select(0, place))
@@ -374,7 +374,7 @@ class VarianceGradientScaler:
             )
 
     def _factor_on_host(self) -> float:
-        """:func:`scaling_factor` as a number: on a host, arithmetic on single tensors is the costly way."""
+        """:func:`scaling_factor` as a Python number: on a CPU, faster than arithmetic on 0-dim tensors."""
         if self.step_count < self.warmup_steps:
             return 1.0
         logs = [math.log1p(v) for v in self._statistics.variances(self.eps).tolist() if not math.isnan(v)]
@@ -388,7 +388,7 @@ def _gradients(params: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _sources(old: GradientStatistics, new: GradientStatistics, by_name: bool) -> list[int | None]:
-    """For every new parameter, which of the old ones it is."""
+    """Index of the corresponding old parameter for every new one."""
     positions = {id(param): i for i, param in enumerate(old.params)}
     same = [positions.get(id(param)) for param in new.params]
     if by_name:
@@ -412,7 +412,7 @@ def _with_keys(parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]]) -> t
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], Tensor):
             raise TypeError(f"parameters must be tensors, or pairs of name and tensor, not {pair!r}")
-    # A tensor that comes twice, as one that two networks share, is scaled once.
+    # A shared tensor that is listed twice is scaled once.
     unique: dict[int, tuple[str, Tensor]] = {}
     for key, param in pairs:
         unique.setdefault(id(param), (str(key), param))
