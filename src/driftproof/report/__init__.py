@@ -1,4 +1,4 @@
-"""One page that shows what runs did: it needs no network, no server, and nothing that is not in its file."""
+"""HTML reports of runs: a single self-contained file that needs no network."""
 
 from driftproof.report.writing import write_report
 

@@ -1,4 +1,4 @@
-"""Which runs belong together, so that one line with its interval stands for them."""
+"""Groups runs that differ only in their seed, to be drawn as one line with a band."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from driftproof.report.series import Life, spread, together
 
 @dataclass(frozen=True)
 class Bundle:
-    """Lives to be seen together: members of a population, or runs that differ in nothing but their seed.
+    """Agents drawn together: members of a population, or runs that differ only in their seed.
 
     Attributes:
-        name: Of the run, or of the runs.
-        colour: Theirs.
-        runs: One population, or agents that trained alone.
-        lives: What each of them logged.
+        name: Name of the run, or of the runs.
+        colour: Colour of the bundle.
+        runs: One population, or single agents.
+        lives: Logged metrics of each agent.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Bundle:
 
     @classmethod
     def of(cls, run: Run) -> Bundle:
-        """A run by itself."""
+        """A bundle of one run."""
         return cls(run.name, colour(0), [run], list(run.members.values()))
 
 
 def bundled(runs: Sequence[Run]) -> list[Bundle]:
-    """All runs, in the order of the first of each bundle."""
+    """Bundles of all runs, in the order of their first runs."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         key = run.name
@@ -53,9 +53,9 @@ def bundled(runs: Sequence[Run]) -> list[Bundle]:
 
 
 def curves(bundles: Sequence[Bundle], metric: str, sign: int = 1, is_flag: bool = False) -> list[Trace]:
-    """A line for each bundle that has the metric: the median of its lives, and a band, the middle 80 % of them.
+    """A line for each bundle that has the metric: the median of its agents, with a band of the middle 80 %.
 
-    Of a flag, the share of lives that have it.
+    For a flag, the share of agents that have it.
     """
     traces: list[Trace] = []
     for bundle in bundles:
@@ -74,15 +74,15 @@ def curves(bundles: Sequence[Bundle], metric: str, sign: int = 1, is_flag: bool 
 
 
 def titled(title: str, run: Run, bundles: Sequence[Bundle]) -> str:
-    """The title of something of one run, with its name if there are others."""
+    """The title of a chart of one run, with the run's name if there are others."""
     return f"{title}: {run.name}" if sum(len(bundle.runs) for bundle in bundles) > 1 else title
 
 
 def common_phases(bundles: Sequence[Bundle]) -> list[tuple[float, float]]:
-    """Phases of the drift that all lives went through at the same steps; none if they differ."""
+    """Phases of the drift that all agents went through at the same steps; none if they differ."""
     found = [life.phases() for bundle in bundles for life in bundle.lives]
     longest = max(found, key=len, default=[])
-    # Some may have gone less far than others.
+    # Some may have trained for fewer steps than others.
     return longest if all(other and other == longest[: len(other)] for other in found) else []
 
 
@@ -93,7 +93,7 @@ def shaded(bundles: Sequence[Bundle], *, numbered: bool = False) -> dict[str, An
 
 
 def _without_own(config: Any, folder: str) -> Any:
-    """What repetitions of a run have in common: all but seeds, wherever they stand, and names of its own folder."""
+    """The configuration without seeds and paths of the run folder, which repetitions of a run share."""
     if isinstance(config, Mapping):
         return {str(key): _without_own(value, folder) for key, value in config.items() if key != "seed"}
     if isinstance(config, list):

@@ -23,16 +23,16 @@ from driftproof.report.series import Array, plain, thin
 Trace: TypeAlias = dict[str, Any]
 
 RUN_COLOURS = 8
-"""How many there are; runs beyond share them."""
+"""Number of colours for runs, which are reused for more runs."""
 STEPS = {"tickformat": "~s", "hoverformat": ","}
-"""A horizontal axis, which the page says counts steps."""
+"""A horizontal axis of environment steps, without a title."""
 TITLED_STEPS = {**STEPS, "title": {"text": "environment steps"}}
 SHARE = {"tickformat": ".0%", "range": [-0.03, 1.03]}
 LOG = {"type": "log", "dtick": 1, "tickformat": "~g"}
 _LABEL = 48
-"""Characters of a name in a chart."""
+"""Largest number of characters of a name in a chart."""
 _MOST_SHADED = 60
-"""Phases beyond which shading would only flicker."""
+"""Largest number of phases that are shaded."""
 _MOST_NUMBERED = 12
 
 
@@ -44,11 +44,11 @@ class Chart:
         title: What it shows.
         caption: How to read it.
         data: Traces.
-        layout: Beyond what all figures have in common.
+        layout: Layout in addition to that of all figures.
         height: In pixels.
-        span: How many columns of the page it takes; 0: all.
-        choices: Names to choose from, if only some traces are drawn at a time.
-        chosen_by: For every trace, with which choice it is drawn; ``None``: always. Empty without choices.
+        span: Number of columns of the page that it takes; 0: all.
+        choices: Names of a selection, if only some traces are drawn at a time.
+        chosen_by: For every trace, the choice that shows it; ``None``: always shown. Empty without choices.
     """
 
     title: str
@@ -61,7 +61,7 @@ class Chart:
     chosen_by: list[int | None] = field(default_factory=list)
 
     def figure(self) -> dict[str, Any]:
-        """What the page's script draws."""
+        """The figure for the page's script."""
         return {
             "data": self.data,
             "layout": self.layout,
@@ -93,7 +93,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Text:
-    """Long text of a run, which a click unfolds."""
+    """Long text of a run, in a collapsible block."""
 
     title: str
     text: str
@@ -120,15 +120,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Absent:
-    """A section that there is nothing for, and why."""
+    """A section without data, and the reason."""
 
     title: str
     reason: str
 
 
 def label(text: str) -> str:
-    """Text of others as plotly draws it as it is: none of it is taken for markup."""
-    # Between dollars plotly expects a formula.
+    """Untrusted text, escaped for plotly."""
+    # plotly renders text between dollar signs as a formula.
     return html.escape(printable(text, _LABEL), quote=False).replace("$", "&#36;")
 
 
@@ -137,10 +137,10 @@ def colour(index: int) -> str:
 
 
 def line(x: Array, y: Array, name: str, colour: str, **more: Any) -> Trace:
-    """A line, thinned; ``name`` is text of others. ``width``, ``dash`` and ``shape`` are those of the line."""
+    """A line, thinned; ``name`` is untrusted text. ``width``, ``dash`` and ``shape`` are those of the line."""
     x, y = thin(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
     style = {key: more.pop(key) for key in ("width", "dash", "shape") if key in more}
-    # A single point has no line to be seen.
+    # A single point needs a marker.
     is_point = int(np.isfinite(y).sum()) == 1
     return {
         "type": "scatter",
@@ -155,7 +155,7 @@ def line(x: Array, y: Array, name: str, colour: str, **more: Any) -> Trace:
 
 
 def band(x: Array, low: Array, high: Array, colour: str, opacity: float = 0.18, **more: Any) -> list[Trace]:
-    """What lies between two lines, as two traces."""
+    """The band between two lines, as two traces."""
     known = np.isfinite(low) & np.isfinite(high)
     edges = [thin(x[known], edge[known]) for edge in (low, high)]
     return [
@@ -175,7 +175,7 @@ def band(x: Array, low: Array, high: Array, colour: str, opacity: float = 0.18, 
 
 
 def shading(phases: Sequence[tuple[float, float]], end: float, *, numbered: bool = False) -> dict[str, Any]:
-    """A layout in which every other phase of a drift is shaded."""
+    """A layout with every other phase of a drift shaded."""
     if not 1 < len(phases) <= _MOST_SHADED:
         return {}
     starts = [0.0, *(step for step, _ in phases[1:]), end]
@@ -203,13 +203,13 @@ def shading(phases: Sequence[tuple[float, float]], end: float, *, numbered: bool
 
 
 def spans_decades(values: npt.ArrayLike) -> bool:
-    """Whether a logarithmic axis shows these better."""
+    """Whether a logarithmic axis suits these values better."""
     low, high = float(np.min(values)), float(np.max(values))
     return low > 0 and high > 20 * low
 
 
 def number(x: float | None, digits: int = 4) -> str:
-    """For people: so many digits, or all of a whole number."""
+    """A number with this many digits, or all digits of an integer."""
     if x is None or not math.isfinite(x):
         return "–"
     if float(x).is_integer() and abs(x) < 1e15:

@@ -1,4 +1,4 @@
-"""A population as a picture: who took over from whom, when, and what came of it."""
+"""Chart of a population's lineage: exploits and performance of all members over time."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from driftproof.report.series import Array, plain
 from driftproof.runs import RETURN
 
 _CELLS = 240
-"""Of one member's lane, at most."""
+"""Largest number of cells of a member's lane."""
 _LANE = 18
-"""Pixels of a lane among many."""
+"""Height of a lane in pixels, with many members."""
 _BROAD_LANE = 28
-"""Pixels of one among few."""
+"""Height of a lane in pixels, with few members."""
 _CURVE = 16
 """Points of a curve from one lane to another."""
 _LABELS = 64
-"""Lanes that have room for a label each."""
+"""Largest number of lanes with a label each."""
 _LONGEST_DESCENT = 2_000
-"""Take-overs that parameters are followed back over."""
+"""Largest number of exploits that a lineage is followed back over."""
 _MOST_SEARCHED = 30
 """Hyper-parameters that lanes can be coloured by."""
 _MOST_CELLS = 2_000_000
-"""Of all colourings together."""
+"""Largest number of cells of all colourings together."""
 
 
 @dataclass(frozen=True)
 class Stay:
-    """A stretch of time in which one member carried the parameters on."""
+    """A period in which a lineage's parameters were in one member."""
 
     member: int
     begin: int
@@ -45,7 +45,7 @@ class Stay:
 
 
 def takeovers(events: Sequence[Event]) -> list[Event]:
-    """Those by which a member really became another: they were not taken back."""
+    """Exploits that were not undone."""
     taken: list[Event] = []
     for event in events:
         if event.kind in ("exploit", "replace") and event.donor is not None:
@@ -58,7 +58,7 @@ def takeovers(events: Sequence[Event]) -> list[Event]:
 
 
 class _Taken:
-    """Take-overs by the member that took over, so that one descent looks at each of them once."""
+    """Exploits by member, so that following a lineage visits each once."""
 
     def __init__(self, taken: Sequence[Event]) -> None:
         self._taken = taken
@@ -91,7 +91,7 @@ def descent(taken: Sequence[Event], member: int, end: int) -> list[Stay]:
 
 
 def order(run: Run, taken: Sequence[Event]) -> list[int]:
-    """Members so that those of one descent are neighbours, the family of the best first."""
+    """Order of members such that relatives are neighbours, the best member's family first."""
     by_member = _Taken(taken)
     paths = {m: [stay.member for stay in by_member.back(m, _updates(run, m))][::-1] for m in run.members}
     rank = {member: i for i, member in enumerate(run.ranking)}
@@ -141,7 +141,7 @@ class _Cells:
         self.edges = np.unique(np.linspace(0, updates, cells + 1).round()) * run.steps_per_update
 
     def trace(self, name: str, values: Array) -> Trace:
-        """Lanes that are coloured by these values ``[lanes, cells]``."""
+        """Lanes coloured by these values ``[lanes, cells]``."""
         finite = values[np.isfinite(values)]
         scale, ticks = values, {}
         if spans_decades(finite):
@@ -250,7 +250,7 @@ def _reach(run: Run) -> float:
 
 
 def _best_path(run: Run, taken: Sequence[Event], lanes: dict[int, int]) -> list[Trace]:
-    """Where the parameters of the best member were all the time."""
+    """The lineage of the best member's parameters."""
     x: list[float] = []
     y: list[float] = []
     stays = descent(taken, run.best, _updates(run, run.best))
@@ -295,7 +295,7 @@ def _marks(run: Run, taken: Sequence[Event], lanes: dict[int, int]) -> list[Trac
                     "mode": "markers",
                     "x": plain([(event.step + later) * run.steps_per_update for event in events]),
                     "y": [lanes[event.member] for event in events],
-                    "text": [_told(event) for event in events],
+                    "text": [_description(event) for event in events],
                     "hovertemplate": "%{text}<extra></extra>",
                     "name": name,
                     "showlegend": True,
@@ -305,7 +305,7 @@ def _marks(run: Run, taken: Sequence[Event], lanes: dict[int, int]) -> list[Trac
     return traces
 
 
-def _told(event: Event) -> str:
+def _description(event: Event) -> str:
     what = {
         "exploit": f"member {event.member} took over from {event.donor}",
         "replace": f"member {event.member}, lost, goes on as a clone of {event.donor}",

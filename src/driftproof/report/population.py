@@ -35,7 +35,7 @@ _MOST_FAILURES = 30
 
 
 def population(bundles: Sequence[Bundle]) -> Section | Absent:
-    """Who took over from whom, and how it went."""
+    """Lineage, performance and failures of populations."""
     title = "Population"
     found = [(run, bundle.colour) for bundle in bundles for run in bundle.runs if run.events]
     if not found:
@@ -64,7 +64,7 @@ def population(bundles: Sequence[Bundle]) -> Section | Absent:
 
 
 def hyperparams(bundles: Sequence[Bundle]) -> Section | Absent:
-    """How hyper-parameters moved."""
+    """Hyper-parameters over training."""
     title = "Hyper-parameters"
     runs = [run for bundle in bundles for run in bundle.runs if run.events]
     parts: list[Chart | Table | Text] = []

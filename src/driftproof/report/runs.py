@@ -1,4 +1,4 @@
-"""What lies in the folder of a run, read and checked."""
+"""Reads and validates run folders for a report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from driftproof.state import CheckpointError, inspect
 _MOST_EPISODES = 1_000_000
 _MOST_SCORES = 1_000
 _MOST_LIBRARIES = 30
-"""Limits of what is drawn."""
+"""Limits of the number of items drawn."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -49,12 +49,12 @@ class Score:
     """Returns of some episodes.
 
     Attributes:
-        name: Who played, or which attack there was.
-        mean: Of the returns.
-        low: Lower end of the mean's interval; the mean itself if none is known.
-        high: Its upper end.
-        returns: Of every episode, as far as they are known.
-        episodes: How many.
+        name: Name of the agent, baseline or attack.
+        mean: Mean return.
+        low: Lower end of the mean's interval; the mean itself if unknown.
+        high: Upper end of the interval.
+        returns: Return of every episode, if known.
+        episodes: Number of episodes.
         epsilon: Radius of the attack.
     """
 
@@ -72,19 +72,19 @@ class Run:
     """One run.
 
     Attributes:
-        name: Different from those of other runs in the report.
-        path: Its folder.
-        members: What each logged.
-        population: What was logged of all together.
-        events: What became of members.
-        performance: How well members did at their last report, as the population judges; empty if nobody does.
-        lower_is_better: Whether a lower performance is the better one.
-        config: What is known of its configuration.
-        config_text: The same, for people.
-        versions: Of the libraries that wrote its checkpoints.
-        evaluation: The agent's first, then those of baselines.
-        attacks: Of all attacks and radii.
-        notes: What is there and could not be read, but is not needed.
+        name: Name of the run, unique in the report.
+        path: Run folder.
+        members: Logged metrics of each member.
+        population: Logged metrics of the whole population.
+        events: Events of the members.
+        performance: Performance of members at their last reports; empty for a single agent.
+        lower_is_better: Whether a lower performance is better.
+        config: Configuration, as far as it is known.
+        config_text: Configuration as text.
+        versions: Versions of the libraries that wrote its checkpoints.
+        evaluation: Results of the agent, then of baselines.
+        attacks: Results of all attacks and radii.
+        notes: Optional files that could not be read.
     """
 
     name: str
@@ -107,29 +107,29 @@ class Run:
 
     @cached_property
     def metrics(self) -> set[str]:
-        """Names of all that members logged."""
+        """Names of all metrics that members logged."""
         return {name for life in self.members.values() for name in life.metrics}
 
     @property
     def last_step(self) -> int:
-        """Of the member that is farthest."""
+        """Environment steps of the member that has trained longest."""
         return max(life.end for life in self.members.values())
 
     @cached_property
     def ranking(self) -> list[int]:
-        """Members, best first: as the population judged, else by their last return."""
+        """Members, best first: by performance in the population, else by their last return."""
         scores = self.performance or {member: life.last(RETURN) for member, life in self.members.items()}
         members = sorted(self.members)
         return [members[i] for i in ranking([scores.get(member) for member in members], self.lower_is_better)]
 
     @property
     def best(self) -> int:
-        """The member that did best in the end."""
+        """The best member at the end."""
         return self.ranking[0]
 
     @cached_property
     def steps_per_update(self) -> int:
-        """Steps of environments that a member takes for one update, from how far its counters moved."""
+        """Environment steps per update of a member, from its counters."""
         moves: Counter[int] = Counter()
         for life in self.members.values():
             counts = [(0.0, 0.0), *zip(*life.column("time/iterations"), strict=True)]
@@ -142,13 +142,13 @@ class Run:
 
 
 def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
-    """Runs in the order given, under names that differ.
+    """Read runs, in the order given, with unique names.
 
     Raises:
         TypeError: ``paths`` is one path.
-        ValueError: There is none, or one is there twice.
+        ValueError: There are no paths, or one is given twice.
         RunFolderError: A file is damaged.
-        FileNotFoundError: A folder, or what makes it one of a run, is missing.
+        FileNotFoundError: A folder, or its metrics, are missing.
     """
     if isinstance(paths, str | os.PathLike):
         raise TypeError(f"runs must be a sequence of folders, such as [{os.fspath(paths)!r}]")
@@ -163,7 +163,7 @@ def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
 
 
 def read_run(folder: Path, name: str) -> Run:
-    """One run; see :func:`read_runs`."""
+    """Read one run; see :func:`read_runs`."""
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: there is no such folder; give that of a run, such as runs/NAME")
     if not folder.is_dir():
@@ -196,7 +196,7 @@ def read_run(folder: Path, name: str) -> Run:
 
 
 def _names(places: Sequence[Path]) -> list[str]:
-    """The shortest ends of paths that tell the folders apart."""
+    """The shortest unique ends of paths."""
     names = [place.name or str(place) for place in places]
     depth = 1
     while len(set(names)) < len(names):
@@ -212,7 +212,7 @@ def _metrics(path: Path) -> dict[int | None, Sequence[Row]]:
 
 
 def _config(path: Path) -> tuple[dict[str, Any], str]:
-    """What a configuration says, and the same as text for people; nothing if there is none."""
+    """A configuration as values and as text; empty if there is none."""
     if not os.path.lexists(path):
         return {}, ""
     with damage_told(path, "correct it, or restore it from a copy"):
@@ -227,12 +227,12 @@ def _config(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _finite(value: Any) -> Any:
-    """Before pydantic: NaN for what is no finite number, and other values as they are."""
+    """Replace numbers that are not finite by NaN, before pydantic validates."""
     return math.nan if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
 
 
 Number: TypeAlias = Annotated[float, Field(strict=True), BeforeValidator(_finite)]
-"""``null`` and what is not finite, as of an agent that diverged, are NaN."""
+"""A float; ``null`` and values that are not finite, as of a diverged agent, are NaN."""
 Numbers: TypeAlias = Annotated[list[Number], Field(max_length=_MOST_EPISODES)]
 
 
@@ -289,7 +289,7 @@ def _scores(path: Path, model: type[M]) -> M | None:
 
 
 def _population_state(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
-    """Configuration of a population, and how well its members did last; nothing if there is none."""
+    """Configuration of a population, and its members' last performances; empty if there is none."""
     if not is_population(folder):
         return {}, {}
     state = RunFolder(folder).read_state()
@@ -298,7 +298,7 @@ def _population_state(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
 
 
 def _versions(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Of the libraries that wrote the newest checkpoint, and why they are unknown."""
+    """Versions of the libraries that wrote the newest checkpoint, or a note why they are unknown."""
     found = [*folder.glob(f"{MEMBERS}/member_*.zip"), *folder.glob(f"{CHECKPOINTS}/checkpoint_*.zip")]
     if not found:
         return {}, []

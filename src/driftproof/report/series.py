@@ -1,4 +1,4 @@
-"""Numbers over time: what several agents did at the same steps, in as few points as a picture needs."""
+"""Time series of metrics: interpolation, quantiles over agents, and thinning."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[np.float64]
 
 POINTS = 2_000
-"""Of one line, at most."""
+"""Largest number of points of a line."""
 _KEPT = 5
 """Of one stretch of a line: its ends, its extremes, and a gap."""
 
 
 class Life:
-    """What one agent, or a population, logged.
+    """Logged metrics of one agent, or of a population.
 
     Args:
-        rows: In the order of steps; each has a ``"step"``, and some metrics.
+        rows: Rows in the order of steps, each with a ``"step"`` and metrics.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, float]]) -> None:
@@ -48,7 +48,7 @@ class Life:
         return self.steps[-1]
 
     def column(self, name: str) -> tuple[Array, Array]:
-        """Steps at which a metric was logged, and its values; NaN where they were no numbers."""
+        """Steps at which a metric was logged, and its values."""
         return self._columns.get(name, (np.empty(0), np.empty(0)))
 
     def last(self, name: str) -> float:
@@ -58,7 +58,7 @@ class Life:
         return float(finite[-1]) if len(finite) else math.nan
 
     def phases(self) -> list[tuple[float, float]]:
-        """Steps at which the world entered another phase of its drift, and which, beginning with the first known."""
+        """Steps at which the drift entered another phase, and the phases."""
         steps, values = self.column("drift/phase")
         steps, values = steps[np.isfinite(values)], values[np.isfinite(values)]
         begins = np.concatenate([np.ones(min(len(values), 1), bool), values[1:] != values[:-1]])
@@ -66,9 +66,9 @@ class Life:
 
 
 def together(lives: Sequence[Life], name: str) -> tuple[Array, Array]:
-    """All steps at which anybody logged a metric, and everybody's values then ``[lives, steps]``.
+    """All steps at which any agent logged a metric, and all agents' values ``[lives, steps]``.
 
-    Between two steps of its own, a life's value is interpolated; before its first and after its last, it is NaN.
+    Values between an agent's own steps are interpolated; before its first and after its last step, they are NaN.
     """
     columns = [life.column(name) for life in lives]
     steps = np.unique(np.concatenate([steps for steps, _ in columns])) if columns else np.empty(0)
@@ -81,8 +81,8 @@ def together(lives: Sequence[Life], name: str) -> tuple[Array, Array]:
 
 
 def spread(values: Array) -> tuple[Array, Array, Array]:
-    """The middle 80 % of lives at every step, and their median: quantiles 0.1, 0.5 and 0.9 of what is finite."""
-    # As numpy's nanquantile, which would call a Python function for every step.
+    """Quantiles 0.1, 0.5 and 0.9 over agents at every step, of finite values."""
+    # Like numpy.nanquantile, which would call a Python function for every step.
     ordered = np.sort(np.where(np.isfinite(values), values, math.nan), axis=0)
     last = np.maximum(np.isfinite(ordered).sum(0) - 1, 0)
     columns = np.arange(values.shape[1])
@@ -118,7 +118,7 @@ def thin(x: Array, y: Array, limit: int = POINTS) -> tuple[Array, Array]:
 
 
 def plain(values: npt.ArrayLike) -> list[Any]:
-    """Numbers as JSON has them, fractions to seven digits; ``None`` where they are not finite. Nested as they were."""
+    """Numbers for JSON, with seven digits; ``None`` where they are not finite. The nesting stays."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim > 1:
         return [plain(row) for row in array]

@@ -12,7 +12,7 @@ _MOST_DIFFERENCES = 60
 
 
 def configuration(runs: Sequence[Run]) -> Section | Absent:
-    """Differences, then everything."""
+    """Differences between runs, then all settings and versions."""
     title = "Configuration"
     parts: list[Chart | Table | Text] = []
     if len(runs) > 1:
