@@ -115,7 +115,7 @@ def test_resume_equals_uninterrupted(tmp_path, monkeypatch, after, synchronous):
 
 def test_a_folder_that_is_taken_is_refused(tmp_path):
     PBTRunner(config(), make_agent, 2, tmp_path).run()
-    with pytest.raises(FileExistsError, match="holds a population already"):
+    with pytest.raises(FileExistsError, match="already holds a population"):
         PBTRunner(config(), make_agent, 2, tmp_path)
     state = json.loads((tmp_path / "population_state.json").read_text())
     (tmp_path / "population_state.json").write_text(json.dumps({**state, "version": 99}))
