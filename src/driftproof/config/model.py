@@ -14,6 +14,7 @@ from driftproof.config.keys import dotted, flat_keys, placed
 from driftproof.config.sections import (
     AdversarialSection,
     CriticSection,
+    DriftSection,
     EnvSection,
     FromTo,
     OptimizerSection,
@@ -63,6 +64,7 @@ class Config(Section):
     ppo: PPOSection = Field(default_factory=PPOSection)
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
     vgs: VGSSection = Field(default_factory=VGSSection)
+    drift: DriftSection = Field(default_factory=DriftSection)
     adversarial: AdversarialSection = Field(default_factory=AdversarialSection)
     pbt: PBTSection = Field(default_factory=PBTSection)
 

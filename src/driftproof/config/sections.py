@@ -205,6 +205,7 @@ if TYPE_CHECKING:
     PPOSection: TypeAlias = Section
     OptimizerSection: TypeAlias = Section
     VGSSection: TypeAlias = Section
+    DriftSection: TypeAlias = Section
     AdversarialSection: TypeAlias = Section
     PBTSection: TypeAlias = Section
 else:
@@ -217,6 +218,7 @@ else:
     VGSSection = section(
         "vgs", "VGSSection", "Variance gradient scaling: smaller steps while gradients are mostly noise."
     )
+    DriftSection = section("drift", "DriftSection", "Parts that keep the agent learning when its world changes.")
     AdversarialSection = section(
         "adversarial", "AdversarialSection", "Adversarial training against perturbed observations (SA-PPO)."
     )

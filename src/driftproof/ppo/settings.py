@@ -83,6 +83,7 @@ def resolved(given: AgentSettings) -> AgentSettings:
         optimizer_kwargs=optimizer_kwargs,
         variance_gradient_scaling=is_scaled,
         vgs_kwargs=vgs_kwargs,
+        **given.parts(),
         # Hyper-parameter searches pass NumPy numbers, which torch and Python's generator do not accept.
         seed=None if given.seed is None else int(given.seed),
         sde_sample_freq=int(given.sde_sample_freq),

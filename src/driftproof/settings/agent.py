@@ -19,6 +19,7 @@ from driftproof.settings.definition import (
     setting,
     settings_of,
 )
+from driftproof.settings.drift import DriftSettings
 from driftproof.settings.optimizers import DEFAULT_OPTIMIZER, OPTIONS
 from driftproof.settings.policy import PolicyName, PolicySettings
 from driftproof.settings.schedules import Schedule
@@ -106,7 +107,7 @@ class EntropySettings:
 
 
 @dataclass
-class AgentSettings(EntropySettings):
+class AgentSettings(EntropySettings, DriftSettings):
     """Arguments of the agent. Those that Stable-Baselines3's PPO has keep its names, order, meanings and defaults."""
 
     per_member = False
@@ -312,7 +313,7 @@ class AgentSettings(EntropySettings):
     vgs_apply_to: str | None = argument(None, "apply_to in vgs_kwargs.")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        EntropySettings.__post_init__(self)
         if not isinstance(self.tensorboard_log, str | os.PathLike | None):
             raise TypeError(f"tensorboard_log must be a path, not {self.tensorboard_log!r}")
         self._check_stop()

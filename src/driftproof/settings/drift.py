@@ -1,0 +1,45 @@
+"""Settings of the drift kit: parts of the agent that keep it learning when its world changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from driftproof.settings.definition import check_values, setting
+
+_KIT: dict[str, tuple[Any, Any]] = {
+    "observation_normalizer": (True, False),
+}
+"""Value of every part with the kit, and without it."""
+
+
+@dataclass(kw_only=True)
+class DriftSettings:
+    """Parts that keep an agent learning when its world changes; ``drift_kit`` switches all of them."""
+
+    drift_kit: bool = setting(
+        False,
+        "Keep learning when the world changes: switches on every part below that is None.",
+        section="drift",
+        key="kit",
+    )
+    observation_normalizer: bool | None = setting(
+        None,
+        "Normalise observations by statistics that forget and follow shifts of the sensors; see normalizer_memory. "
+        "None: as drift_kit.",
+        section="drift",
+    )
+    normalizer_memory: int = setting(
+        20_000,
+        "Steps that the normaliser's mean and scale remember. Fewer: follows sooner, noisier; 5,000 to 100,000.",
+        at_least=100,
+        section="drift",
+    )
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+    def parts(self) -> dict[str, Any]:
+        """Value of every part: as it was given, or else that of ``drift_kit``."""
+        values = {name: getattr(self, name) for name in _KIT}
+        return {name: _KIT[name][not self.drift_kit] if value is None else value for name, value in values.items()}
