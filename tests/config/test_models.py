@@ -60,7 +60,7 @@ def test_names_of_classes_are_complete():
 def test_constructors_and_configurations_have_one_bound(name):
     """What the one refuses the other refuses, and what it takes it takes."""
     config = Config()
-    section = "ppo" if hasattr(config.ppo, name) else "critic"
+    section = next(each for each in ("ppo", "critic", "drift") if hasattr(getattr(config, each), name))
     beside = ["ppo.kl_stop=absolute"]
     for kind, bound in HYPERPARAMETERS[name].bounds.items():
         step = max(1, abs(bound) * 1e-6)

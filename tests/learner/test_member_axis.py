@@ -96,6 +96,7 @@ class TestLosses:
             vf_coef=torch.tensor([0.5, 1.0, 2.0]),
             kl_coef=torch.tensor([1.0, 0.0, 3.0]),
             max_grad_norm=0.5,
+            exploration_floor=torch.tensor([0.0, 0.5, 1.0]),
         )
         old, now = torch.randn(2, 3, *shape, distribution.size)
         actions = distribution.sample(old, distribution.noise(3, *shape))
@@ -115,7 +116,7 @@ class TestLosses:
         )
 
         def losses(evaluation, batch, coefficients, **options):
-            return ppo_losses(distribution, head, evaluation, batch, coefficients, "mean_only", True, **options)
+            return ppo_losses(distribution, head, evaluation, batch, coefficients, "mean_only", True, True, **options)
 
         evaluation = Evaluation(now.requires_grad_(), (predictions[0], predictions[1]))
         loss, metrics = losses(evaluation, batch, coefficients, members=True)

@@ -420,3 +420,43 @@ def test_cuda_graphs(name):
         parameters.copy_(torch.randn(4, distribution.size))
     graph.replay()
     torch.testing.assert_close(captured, everything())
+
+
+class TestUniformDivergence:
+    @pytest.mark.parametrize("name", [name for name in SPACES if "Discrete" in name or "Binary" in name])
+    def test_is_the_divergence_of_the_uniform_distribution(self, name):
+        distribution = made(name)
+        parameters = drawn(distribution, 4, 3, spread=3.0)
+        whole = torch.zeros(4, 3, dtype=torch.float64)
+        for now, uniform in zip(
+            parts(distribution, parameters), parts(distribution, torch.zeros_like(parameters)), strict=True
+        ):
+            whole += oracle.kl_divergence(uniform, now)
+        torch.testing.assert_close(distribution.uniform_divergence(parameters), whole, rtol=1e-6, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        "name", ["Discrete", "MultiDiscrete", "MultiBinary", "Box", "Box without bounds", "squashed"]
+    )
+    def test_its_gradient_does_not_vanish_at_certainty(self, name):
+        distribution = made(name)
+        certain = torch.full((distribution.size,), -30.0)
+        if name == "Discrete":
+            certain[0] = 30.0
+        elif name == "MultiDiscrete":
+            certain[torch.tensor([0, 3, 8, 9])] = 30.0
+        certain.requires_grad_()
+        (gradient,) = torch.autograd.grad(distribution.uniform_divergence(certain), certain)
+        assert gradient.isfinite().all()
+        assert gradient.abs().max() <= 1
+        # A choice of one option has no gradient, and means without bounds none either.
+        moving = {"MultiDiscrete": 12, "Box without bounds": 2}.get(name, distribution.size)
+        assert (gradient.abs() > 0.1).sum() == moving
+
+    @pytest.mark.parametrize("name", ["Box", "Box 2d", "Box of float64", "squashed"])
+    def test_of_a_box_is_zero_where_it_explores(self, name):
+        distribution = made(name)
+        low, high = (-1, 1) if name in SQUASHED else (distribution.low, distribution.high)
+        middle = (torch.as_tensor(low) + high).expand(distribution.dim) / 2
+        inside = torch.cat((middle, torch.zeros(distribution.dim)))
+        assert distribution.uniform_divergence(inside) == 0
+        assert distribution.uniform_divergence(inside - 20) > 20

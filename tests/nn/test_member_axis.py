@@ -150,7 +150,7 @@ def test_distributions(name):
     noise = distribution.noise(MEMBERS, 4, 5)
     actions = distribution.sample(old, noise)
     assert torch.equal(actions, each(distribution.sample, old, noise))
-    for function in (distribution.mode, distribution.entropy):
+    for function in (distribution.mode, distribution.entropy, distribution.uniform_divergence):
         torch.testing.assert_close(function(new), each(function, new))
     for function in (distribution.shown, distribution.to_env):
         torch.testing.assert_close(function(actions), each(function, actions))

@@ -25,6 +25,7 @@ class Hyperparameter:
         schedule: Factor of the base as a function of the remaining progress.
         apply: Writes a new current value to the object that uses it; ``None``: it is read from here.
         unused: Setting that it needs to have an effect in this agent; ``None``: it has an effect.
+        neutral: Value that a state means which was written before the hyper-parameter existed; ``None``: there is none.
     """
 
     base: float
@@ -33,6 +34,7 @@ class Hyperparameter:
     schedule: Factor | None = None
     apply: Callable[[float], None] | None = None
     unused: str | None = None
+    neutral: float | None = None
     current: float = 0.0
 
     def __post_init__(self) -> None:
@@ -168,7 +170,9 @@ class Hyperparameters(MutableMapping[str, float]):
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Set base values; none is set if one of them is invalid. Warns of hyper-parameters that the state lacks."""
         self.check_state_dict(state)
-        if missing := [name for name in self._entries if name not in state]:
+        if missing := [
+            name for name, entry in self._entries.items() if name not in state and entry.base != entry.neutral
+        ]:
             warnings.warn(f"the state lacks the hyper-parameters {missing}: they keep their values", stacklevel=2)
         for name, value in state.items():
             self._set(name, value)

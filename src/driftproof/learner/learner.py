@@ -62,6 +62,7 @@ class UpdateSettings(NamedTuple):
     ent_coef: Number = _DEFAULTS["ent_coef"]
     vf_coef: Number = _DEFAULTS["vf_coef"]
     max_grad_norm: Number = _DEFAULTS["max_grad_norm"]
+    exploration_floor: Number = 0.0
     cvar_alpha: float | None = _DEFAULTS["cvar_alpha"]
     normalize_advantage: bool = _DEFAULTS["normalize_advantage"]
     skip_limit: int = _DEFAULTS["skip_limit"]
@@ -187,6 +188,8 @@ class Learner:
         metrics |= critic_metrics(policy.heads, estimates.by_critic, targets, valid, metrics, std)
         metrics |= quantiles | scale.metrics() | memory_metrics(rollout.last_state) | self._optimizer_metrics(steps)
         numbers, flags = fetch(metrics, steps)
+        if self.step.exploration_floor:
+            numbers["train/exploration_floor"] = float(settings.exploration_floor)
         self.entropy.explained_variance = numbers["train/explained_variance"]
         self._check_skipped(flags, settings.skip_limit)
         return numbers
@@ -259,6 +262,8 @@ class Learner:
         if self.adversary is not None:
             self.adversary.begin_update()
         self.step.clip_mode = None if settings.clip_range_vf is None else self.value_clip_mode
+        floor = settings.exploration_floor
+        self.step.exploration_floor = isinstance(floor, Tensor) or floor > 0
         minibatches = rollout.minibatches(
             self.policy.distribution.log_prob(rollout.parameters, rollout.actions),
             advantages,
@@ -276,6 +281,7 @@ class Learner:
             vf_coef=settings.vf_coef,
             kl_coef=0.0 if self.kl_penalty is None else self.kl_penalty.coefficient,
             max_grad_norm=settings.max_grad_norm,
+            exploration_floor=floor,
         )
         steps = []
         for minibatch in minibatches:
@@ -320,7 +326,8 @@ class Learner:
             for group in self.optimizer.param_groups
         ]
         scaling = {} if self.vgs is None else {k: v for k, v in vars(self.vgs).items() if isinstance(v, int | float)}
-        return [self.step.clip_mode, groups, {key: v for key, v in scaling.items() if not key.startswith("_")}]
+        terms = self.step.clip_mode, self.step.exploration_floor
+        return [terms, groups, {key: v for key, v in scaling.items() if not key.startswith("_")}]
 
     def _on_device(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.policy.device, non_blocking=True)

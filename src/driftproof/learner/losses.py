@@ -24,6 +24,7 @@ class Coefficients(NamedTuple):
     vf_coef: Number
     kl_coef: Number
     max_grad_norm: Number
+    exploration_floor: Number = 0.0
 
 
 class PolicyLoss(NamedTuple):
@@ -94,6 +95,7 @@ def ppo_losses(
     c: Coefficients,
     clip_mode: ClipMode | None = None,
     kl_penalty: bool = False,
+    exploration_floor: bool = False,
     members: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a minibatch, and metrics by name.
@@ -106,6 +108,7 @@ def ppo_losses(
         c: Coefficients, which may differ between members.
         clip_mode: Which part of the critics' predictions is clipped to those of the rollout.
         kl_penalty: Whether the loss contains the KL divergence from the distribution that actions were drawn from.
+        exploration_floor: Whether the loss contains the distance from a distribution that still explores.
         members: All tensors have a leading member axis. Loss and metrics are then ``[M]``; the gradient of the loss's
             sum is that of each member.
     """
@@ -131,6 +134,9 @@ def ppo_losses(
         "kl": kl,
         "clip_fraction": mean(clipped, valid, members),
     }
+    if exploration_floor:
+        metrics["uniform_divergence"] = mean(distribution.uniform_divergence(parameters), valid, members)
+        loss = loss + c.exploration_floor * metrics["uniform_divergence"]
     metrics |= {f"critic_loss_{i}": term for i, term in enumerate(critic_terms.unbind(-1), 1)}
     return loss, metrics
 

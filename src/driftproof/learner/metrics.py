@@ -75,6 +75,8 @@ def step_metrics(steps: StepMetrics) -> dict[str, Tensor]:
         "kl/exact": torch.where(counts.sum() > 0, mean["kl"].clamp_min(0), torch.nan),
         "kl/stopped": 1 - go_on[-1],
     }
+    if "uniform_divergence" in mean:
+        metrics["train/uniform_divergence"] = mean["uniform_divergence"]
     critics = sum(name.startswith("critic_loss_") for name in column)
     for i in range(1, critics + 1):
         metrics[f"critic/loss_{i}"] = mean[f"critic_loss_{i}"]

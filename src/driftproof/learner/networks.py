@@ -38,6 +38,9 @@ class Distribution(Protocol):
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         """The exact KL(old‖new) ``[...]``."""
 
+    def uniform_divergence(self, parameters: Tensor) -> Tensor:
+        """Distance from a distribution that still explores ``[...]``."""
+
 
 class Policy(Protocol):
     """Actor and critics as one module."""

@@ -57,6 +57,8 @@ class OptimizerStep:
         self.policy, self.optimizer, self.vgs, self.stop = policy, optimizer, vgs, stop
         self.clip_mode, self.kl_penalty, self.autocast = clip_mode, kl_penalty, autocast
         self.adversary = adversary
+        self.exploration_floor = False
+        """Whether the loss contains the distance from a distribution that still explores."""
         self.masked = masked or policy.device.type != "cpu"
         # Running statistics, which batch normalisation changes in the forward pass.
         normalisers = (m for m in policy.modules() if isinstance(m, nn.modules.batchnorm._NormBase))
@@ -96,7 +98,10 @@ class OptimizerStep:
         parameters, predictions = parameters.float(), tuple(p.float() for p in predictions)
         evaluation = Evaluation(parameters, predictions)
         loss, metrics = ppo_losses(
-            self.policy.distribution, self.policy.heads[0], evaluation, batch, c, self.clip_mode, self.kl_penalty
+            *(self.policy.distribution, self.policy.heads[0], evaluation, batch, c),
+            clip_mode=self.clip_mode,
+            kl_penalty=self.kl_penalty,
+            exploration_floor=self.exploration_floor,
         )
         if self.adversary is not None:
             with self.autocast():

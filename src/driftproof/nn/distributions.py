@@ -26,6 +26,12 @@ _NODES = 24
 _REACH = 5.0
 """The outermost point, in standard deviations. Entropies are exact to 1e-5 for standard deviations up to 2."""
 
+_LEAST_STD = 0.1
+"""Standard deviation that still explores, in halves of the box's extent."""
+
+_SATURATED = 2.0
+"""Mean before squashing beyond which the hyperbolic tangent has less than 8% of its slope."""
+
 
 class ActionDistribution(nn.Module, ABC):
     """Family of distributions over one action space, whose methods take the parameters as a tensor.
@@ -80,6 +86,13 @@ class ActionDistribution(nn.Module, ABC):
     @abstractmethod
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         """The exact Kullback-Leibler divergence KL(old‖new) ``[...]`` of two parameters."""
+
+    @abstractmethod
+    def uniform_divergence(self, parameters: Tensor) -> Tensor:
+        """Distance ``[...]`` from a distribution that still explores; its gradient does not vanish at certainty.
+
+        For discrete actions KL(uniform‖policy), whose gradient is bounded by 1 for each parameter.
+        """
 
     log_unit: float = 0.0
     """Logarithm of the volume in the environment per unit of :meth:`shown`.
@@ -142,6 +155,9 @@ class Categorical(ActionDistribution):
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         return _kl_of_choice(old, new)
 
+    def uniform_divergence(self, parameters: Tensor) -> Tensor:
+        return parameters.logsumexp(-1) - parameters.mean(-1) - math.log(self.size)
+
     def shown(self, actions: Tensor) -> Tensor:
         return self.to_env(actions)
 
@@ -160,6 +176,7 @@ class MultiCategorical(ActionDistribution):
 
     padded: Tensor
     padding: Tensor
+    shares: Tensor
     start: Tensor
 
     def __init__(self, space: spaces.MultiDiscrete) -> None:
@@ -173,6 +190,8 @@ class MultiCategorical(ActionDistribution):
         counts = torch.tensor(options).unsqueeze(1)
         self.register_buffer("padded", (ends - counts + columns).minimum(ends - 1).flatten(), persistent=False)
         self.register_buffer("padding", columns >= counts, persistent=False)
+        shares = [1 / n for n in options for _ in range(n)]
+        self.register_buffer("shares", torch.tensor(shares), persistent=False)
         self.register_buffer("start", torch.tensor(space.start.reshape(-1), dtype=torch.int64), persistent=False)
 
     def noise(self, *leading: int, device: Device = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -198,6 +217,10 @@ class MultiCategorical(ActionDistribution):
 
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         return _kl_of_choice(self._logits(old), self._logits(new)).sum(-1)
+
+    def uniform_divergence(self, parameters: Tensor) -> Tensor:
+        norms = self._logits(parameters).logsumexp(-1).sum(-1)
+        return norms - (parameters * self.shares).sum(-1) - sum(map(math.log, self.options))
 
     def shown(self, actions: Tensor) -> Tensor:
         return actions + self.start
@@ -244,6 +267,9 @@ class Bernoulli(ActionDistribution):
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         return (F.softplus(new) - F.softplus(old) - old.sigmoid() * (new - old)).sum(-1)
 
+    def uniform_divergence(self, parameters: Tensor) -> Tensor:
+        return (F.softplus(parameters) - parameters / 2).sum(-1) - self.size * math.log(2)
+
     def to_env(self, actions: Tensor) -> Tensor:
         return super().to_env(actions.to(torch.int8))
 
@@ -256,6 +282,8 @@ class Gaussian(ActionDistribution):
 
     low: Tensor
     high: Tensor
+    reach: Tensor
+    """Bounds of means that can explore, lower and upper ones, and the unit of their distances ``[3, dim]``."""
 
     def __init__(self, space: spaces.Box) -> None:
         dim = math.prod(space.shape)
@@ -263,6 +291,11 @@ class Gaussian(ActionDistribution):
         self.dim = dim
         self.register_buffer("low", _rounded(space.low, towards=math.inf), persistent=False)
         self.register_buffer("high", _rounded(space.high, towards=-math.inf), persistent=False)
+        self.register_buffer("reach", self._reach(), persistent=False)
+
+    def _reach(self) -> Tensor:
+        half = (self.high - self.low) / 2
+        return torch.stack((self.low, self.high, torch.where((half > 0) & half.isfinite(), half, 1.0)))
 
     def noise(self, *leading: int, device: Device = None, dtype: torch.dtype | None = None) -> Tensor:
         return torch.randn(*leading, self.dim, device=device, dtype=dtype)
@@ -290,6 +323,17 @@ class Gaussian(ActionDistribution):
         log_ratio = 2 * (old_log_std - log_std)
         return (log_ratio.expm1() - log_ratio + z.square()).sum(-1) / 2
 
+    def uniform_divergence(self, parameters: Tensor) -> Tensor:
+        """Distance ``[...]`` of means from the bounds, and of standard deviations from 10% of half the box's extent.
+
+        It is 0 where these explore. The gradient of KL(uniform‖policy) would grow with the inverse of the variance,
+        and pull every mean to the centre.
+        """
+        mean, log_std = parameters.chunk(2, -1)
+        low, high, unit = self.reach.unbind()
+        outside = (mean - high).clamp_min(0) + (low - mean).clamp_min(0)
+        return (outside / unit + (math.log(_LEAST_STD) + unit.log() - log_std).clamp_min(0)).sum(-1)
+
     def to_env(self, actions: Tensor) -> Tensor:
         return super().to_env(actions.clamp(self.low, self.high))
 
@@ -316,6 +360,10 @@ class SquashedGaussian(Gaussian):
         nodes = torch.linspace(-_REACH, _REACH, _NODES)
         self.register_buffer("nodes", nodes, persistent=False)
         self.register_buffer("weights", (-nodes.square() / 2).softmax(0), persistent=False)
+
+    def _reach(self) -> Tensor:
+        ends = torch.full_like(self.low, _SATURATED)
+        return torch.stack((-ends, ends, torch.ones_like(ends)))
 
     def log_prob(self, parameters: Tensor, actions: Tensor) -> Tensor:
         slope = (actions - 2 * F.softplus(actions, beta=2)).sum(-1)

@@ -38,8 +38,13 @@ if TYPE_CHECKING:
 VGS_HYPERPARAMETERS = {name: each for name, each in settings_of(VGSSettings).items() if each.about.is_hyperparameter}
 _VGS_PREFIX = "vgs_"
 """Prefix of the agent's arguments that are single items of ``vgs_kwargs``."""
-_OPTIONAL = [name for name, each in HYPERPARAMETERS.items() if each.is_optional and not each.has_file_default]
-"""Hyper-parameters that may be ``None``."""
+_OFF = AgentSettings.off()
+_OPTIONAL = [
+    name
+    for name, each in HYPERPARAMETERS.items()
+    if each.is_optional and not each.has_file_default and name not in _OFF
+]
+"""Hyper-parameters that may be ``None``; those of the drift kit are numbers once the agent is built."""
 _NOT_GIVEN = "the agent was constructed without it"
 
 
@@ -259,7 +264,9 @@ def initial_hyperparams(given: AgentSettings) -> Hyperparameters:
     for name, each in HYPERPARAMETERS.items():
         if (value := getattr(given, name)) is not None:
             base, schedule = base_and_schedule(name, value)
-            entries[name] = Hyperparameter(base, each.bounds, whole=each.is_count, schedule=schedule)
+            entries[name] = Hyperparameter(
+                base, each.bounds, whole=each.is_count, schedule=schedule, neutral=_OFF.get(name)
+            )
     # A base below the minimum would have no effect.
     entries["ent_coef"].bounds = {**HYPERPARAMETERS["ent_coef"].bounds, "at_least": given.ent_coef_min}
     fixed = {

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from driftproof.settings.definition import check_values, setting
+from driftproof.settings.definition import LARGE, check_values, setting
 
 _KIT: dict[str, tuple[Any, Any]] = {
     "observation_normalizer": (True, False),
+    "exploration_floor": (0.0, 0.0),
 }
 """Value of every part with the kit, and without it."""
 
@@ -36,8 +37,24 @@ class DriftSettings:
         section="drift",
     )
 
+    exploration_floor: float | None = setting(
+        None,
+        "Weight of the divergence from a policy that still explores, whose gradient, unlike that of the entropy, does "
+        "not vanish at certainty; 0.001 to 0.03. Discrete actions: KL(uniform‖policy); a Box: means outside of the "
+        "bounds and standard deviations below 10% of half its extent. None: as drift_kit.",
+        at_least=0,
+        at_most=LARGE,
+        section="drift",
+        is_hyperparameter=True,
+    )
+
     def __post_init__(self) -> None:
         check_values(self)
+
+    @staticmethod
+    def off() -> dict[str, Any]:
+        """Value of every part without the kit."""
+        return {name: without for name, (_, without) in _KIT.items()}
 
     def parts(self) -> dict[str, Any]:
         """Value of every part: as it was given, or else that of ``drift_kit``."""
