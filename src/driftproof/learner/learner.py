@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from driftproof._members import Number
 from driftproof.learner.advantages import explained_variance, gae, normalize_advantages
 from driftproof.learner.adversary import Adversary
+from driftproof.learner.alarm import CalibrationAlarm, calibration
 from driftproof.learner.entropy import EntropySchedule
 from driftproof.learner.graph import GraphedStep
 from driftproof.learner.kl import KLPenalty, KLStop
@@ -96,6 +97,7 @@ class Learner:
         kl_stop: Ends an update early once the policy has moved too far.
         kl_penalty: Controller of the KL penalty's coefficient; ``None``: no penalty.
         adversary: Attacks observations and adds a term to the loss.
+        drift_alarm: Detects that returns have fallen below what the critics predict.
         value_clip_mode: Which part of a predicted distribution ``clip_range_vf`` bounds.
         cuda_graph: Capture the optimizer step in a CUDA graph.
         mixed_precision: Run the networks in bfloat16.
@@ -112,6 +114,7 @@ class Learner:
         kl_stop: KLStop | None = None,
         kl_penalty: KLPenalty | None = None,
         adversary: Adversary | None = None,
+        drift_alarm: CalibrationAlarm | None = None,
         value_clip_mode: ClipMode = "mean_only",
         cuda_graph: bool = False,
         mixed_precision: bool = False,
@@ -123,7 +126,7 @@ class Learner:
         self.return_scale = ReturnScale(device=device) if return_scale is None else return_scale
         self.entropy = EntropySchedule() if entropy is None else entropy
         self.kl_stop = KLStop(None, device=device) if kl_stop is None else kl_stop
-        self.kl_penalty, self.adversary = kl_penalty, adversary
+        self.kl_penalty, self.adversary, self.drift_alarm = kl_penalty, adversary, drift_alarm
         self.value_clip_mode: ClipMode = value_clip_mode
         self.skipped_in_a_row = 0
         """Consecutive minibatches, up to now, whose loss or gradient was not finite."""
@@ -148,6 +151,7 @@ class Learner:
             "return_scale": self.return_scale,
             "entropy": self.entropy,
             "adversary": self.adversary,
+            "drift_alarm": self.drift_alarm,
         }
         return {name: component for name, component in possible.items() if component is not None}
 
@@ -171,6 +175,9 @@ class Learner:
         if is_first:
             self._initialise_scale(rollout, estimates.returns, valid)
         std, targets = scale.snapshot.std, scale.normalize(estimates.returns)
+        drift = {}
+        if self.drift_alarm is not None:
+            drift["drift/calibration"] = calibration(policy.heads, rollout.predictions, targets, valid)
         steps = self._optimize(rollout, estimates.advantages, targets, valid, settings)
         if not is_first:
             scale.observe(estimates.returns, valid)
@@ -187,12 +194,23 @@ class Learner:
         metrics["train/explained_variance"] = explained_variance(estimates.values, estimates.returns, valid)
         metrics |= critic_metrics(policy.heads, estimates.by_critic, targets, valid, metrics, std)
         metrics |= quantiles | scale.metrics() | memory_metrics(rollout.last_state) | self._optimizer_metrics(steps)
+        metrics |= drift
         numbers, flags = fetch(metrics, steps)
         if self.step.exploration_floor:
             numbers["train/exploration_floor"] = float(settings.exploration_floor)
         self.entropy.explained_variance = numbers["train/explained_variance"]
         self._check_skipped(flags, settings.skip_limit)
-        return numbers
+        return numbers | self._watch(numbers, rollout)
+
+    def _watch(self, numbers: Metrics, rollout: Rollout) -> Metrics:
+        """Look for drift; returns metrics of it."""
+        if self.drift_alarm is None:
+            return {}
+        is_raised = self.drift_alarm.update(numbers["drift/calibration"], rollout)
+        metrics = {"drift/alarm": float(is_raised), **self.drift_alarm.metrics()}
+        if is_raised:
+            self.drift_alarm.restart()
+        return metrics
 
     @torch.no_grad()
     def estimate(self, rollout: Rollout, settings: UpdateSettings) -> Estimates:

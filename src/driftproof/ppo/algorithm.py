@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from stable_baselines3.common.policies import BasePolicy
 
+from driftproof.learner.alarm import CalibrationAlarm
 from driftproof.learner.entropy import EntropySchedule
 from driftproof.learner.kl import KLPenalty, KLStop
 from driftproof.learner.learner import Learner
@@ -202,6 +203,7 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
             ),
             kl_penalty=kl_penalty,
             adversary=adversary,
+            drift_alarm=CalibrationAlarm(self.drift_threshold) if self.drift_alarm else None,
             value_clip_mode=self.value_clip_mode or "mean_only",
             cuda_graph=self.cuda_graph,
             mixed_precision=self.mixed_precision,

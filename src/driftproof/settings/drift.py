@@ -10,6 +10,7 @@ from driftproof.settings.definition import LARGE, check_values, setting
 _KIT: dict[str, tuple[Any, Any]] = {
     "observation_normalizer": (True, False),
     "exploration_floor": (0.0, 0.0),
+    "drift_alarm": (True, False),
 }
 """Value of every part with the kit, and without it."""
 
@@ -46,6 +47,20 @@ class DriftSettings:
         at_most=LARGE,
         section="drift",
         is_hyperparameter=True,
+    )
+    drift_alarm: bool | None = setting(
+        None,
+        "Raise an alarm, logged as drift/alarm, when returns fall below what the critics predict and below those of "
+        "earlier episodes. None: as drift_kit.",
+        section="drift",
+        key="alarm",
+    )
+    drift_threshold: float = setting(
+        5.0,
+        "Evidence that raises the alarm, in standard deviations. Larger: fewer false alarms, and later ones; 4 to 8.",
+        above=0,
+        section="drift",
+        key="threshold",
     )
 
     def __post_init__(self) -> None:

@@ -1,0 +1,277 @@
+"""The drift alarm: detects that returns have fallen below what the critics predict.
+
+The probability integral transform of a return is the share of the predicted quantiles below it. Its mean over a
+rollout, the *calibration*, is about 0.5 while the critics are right, more while the agent improves, and close to 0 when
+the world has changed for the worse. Critics learn the lower returns within a few updates, so that the calibration shows
+only a transient; and a transient alone is no proof, since critics err in a stationary world too. Hence a second
+statistic, the mean return of completed episodes. Both are standardised and summed up by one-sided CUSUM charts (Page,
+1954), and the alarm needs both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from driftproof.learner.rollout import Rollout
+from driftproof.nn.heads import ValueHead
+from driftproof.state.schema import check, count, fail, number, numbers, optional, table
+
+_LEAST_SPREAD = 0.1
+"""Standard deviation of the calibration, at least: it is autocorrelated, and so varies little between updates."""
+_LEAST_DROP = 0.1
+"""Standard deviation of returns, at least, as a share of what the agent has gained over its first rollout."""
+_LARGEST_DEVIATION = {"calibration": 5.0, "return": 3.0}
+"""Bounds of standardised deviations. That of returns is below the threshold: no single rollout raises the alarm."""
+_TRANSIENT = 0.5
+"""Threshold of the calibration, relative to that of returns: critics may learn the new returns in a single update."""
+_SUSPICIOUS = 0.5
+"""Value of both sums, in units of their thresholds, above which references are frozen."""
+_ROUNDING = 0.01
+"""Standard deviation of returns, at least, relative to their size."""
+
+
+@torch.no_grad()
+def calibration(heads: Sequence[ValueHead], predictions: Sequence[Tensor], targets: Tensor, valid: Tensor) -> Tensor:
+    """Mean probability integral transform of returns in the critics' predicted distributions, 0-dim.
+
+    Args:
+        heads: Value heads of the critics.
+        predictions: Predictions of each critic ``[T, N, outputs]``.
+        targets: Normalised returns ``[T, N]``.
+        valid: Which samples count ``[T, N]``.
+    """
+    quantiles = torch.stack([head.quantiles(p) for head, p in zip(heads, predictions, strict=True)])
+    difference = targets.unsqueeze(-1) - quantiles
+    # A return that equals a quantile is half above it.
+    below = (difference.sign() + 1).mul_(0.5).mean((0, -1))
+    return torch.where(valid, below, 0).sum() / valid.sum().clamp_min(1)
+
+
+class EpisodeReturns:
+    """Returns of the episodes that end in a rollout, with running sums for those that go on."""
+
+    def __init__(self) -> None:
+        self._running: npt.NDArray[np.float64] = np.zeros(0)
+        self._counts: npt.NDArray[np.bool_] = np.zeros(0, bool)
+        """Whether the running episode of an environment counts: not if other weights began it."""
+
+    def of(self, rollout: Rollout) -> npt.NDArray[np.float64]:
+        """Returns of the completed episodes."""
+        if len(self._running) != rollout.envs:
+            self._running, self._counts = np.zeros(rollout.envs), rollout.starts[0].copy()
+        # The environments were reset, or the recurrent state was.
+        self._running[rollout.starts[0]] = 0
+        sums = np.where(rollout.valid, rollout.rewards, 0).cumsum(0, dtype=np.float64) + self._running
+        envs, steps = np.nonzero((rollout.dones & rollout.valid).T)
+        ends = sums[steps, envs]
+        is_first = np.diff(envs, prepend=-1) != 0
+        returns = ends - np.where(is_first, 0, np.roll(ends, 1))
+        counted: npt.NDArray[np.float64] = returns[~is_first | self._counts[envs]]
+        is_last = np.diff(envs, append=-1) != 0
+        self._running = sums[-1]
+        self._running[envs[is_last]] -= ends[is_last]
+        self._counts[envs] = True
+        return counted
+
+    def weights_were_replaced(self) -> None:
+        """Do not count the running episodes, which other weights began."""
+        self._counts[:] = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Running sums, and which of them count."""
+        return {"running": self._running.copy(), "counts": self._counts.copy()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore the running sums."""
+        self._running = np.array(state_dict["running"], np.float64)
+        self._counts = np.array(state_dict["counts"], bool)
+
+
+class CalibrationAlarm:
+    """Alarm of a harmful change: the critics predict too much, and episodes return less than before.
+
+    Each update gives a calibration ``u`` and, if episodes were completed, their mean return ``R``. Both have a
+    reference, the average of about ``memory`` updates, and a standard deviation, from differences of successive
+    updates, so that learning does not widen it. With ``z`` the standardised amount by which ``u`` is below its
+    reference, and below 0.5, the CUSUM ``S = max(0, S + z - slack)`` grows while the critics predict too much; another
+    grows while ``R`` is below its reference. The alarm is raised once the second is above ``threshold`` and the first,
+    which has less time to grow, above half of it. Improvement makes both smaller.
+
+    References are frozen while both sums are above half their thresholds. After an alarm, :meth:`restart` clears the
+    sums and the reference of returns, since a changed world has another level; that of the calibration is about the
+    critics and stays. There is no alarm while episodes never end.
+
+    Args:
+        threshold: Level of the sums. Larger: fewer false alarms, and later ones.
+        slack: Standard deviations below the reference that are no evidence.
+        memory: Updates that the references average.
+        warmup: Updates at the beginning, and after an alarm, that only the references learn from.
+    """
+
+    def __init__(self, threshold: float = 5.0, slack: float = 0.5, memory: float = 10, warmup: int = 20) -> None:
+        self.threshold, self.slack, self.memory, self.warmup = threshold, slack, memory, warmup
+        self.episodes = EpisodeReturns()
+        self.alarms = 0
+        """Alarms so far."""
+        self.untrained: float | None = None
+        """Mean return of the first completed episodes: what a policy earns that has not learned yet."""
+        self.mean_return: float | None = None
+        """Mean return of the last completed episodes, those of one rollout."""
+        self._updates = 0
+        """Updates since the beginning, or since the last alarm."""
+        self._sums = {"calibration": 0.0, "return": 0.0}
+        self._calibration, self._return = _Reference(), _Reference()
+
+    @property
+    def cusum(self) -> float:
+        """The smaller one of both sums, in units of their thresholds: above 1 the alarm is raised."""
+        return min(self._sums["calibration"] / _TRANSIENT, self._sums["return"]) / self.threshold
+
+    @property
+    def typical_return(self) -> float | None:
+        """Reference of the mean return; ``None`` until episodes were completed."""
+        return self._return.mean if self._return.updates else None
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the mean return between updates."""
+        typical = self._return.mean
+        gained = 0.0 if self.untrained is None else abs(typical - self.untrained)
+        return max(self._return.std, _LEAST_DROP * gained, _ROUNDING * abs(typical), 1e-12)
+
+    def update(self, calibration: float, rollout: Rollout) -> bool:
+        """Take the numbers of an update; returns whether the alarm is raised.
+
+        Args:
+            calibration: Result of :func:`calibration`.
+            rollout: Rollout of the update, of which the completed episodes are read.
+        """
+        returns = self.episodes.of(rollout)
+        return self.observe(calibration, float(returns.mean()) if len(returns) else None)
+
+    def observe(self, calibration: float, mean_return: float | None) -> bool:
+        """:meth:`update` with the mean return of the completed episodes; ``None``: there were none."""
+        if not math.isfinite(calibration):
+            return False
+        self._updates += 1
+        below = min(self._calibration.mean_or(0.5), 0.5) - calibration
+        self._add("calibration", below / max(self._calibration.std, _LEAST_SPREAD))
+        if mean_return is not None:
+            self.mean_return = mean_return
+            self.untrained = mean_return if self.untrained is None else self.untrained
+            self._add("return", (self._return.mean_or(mean_return) - mean_return) / self.noise)
+        if self.cusum > 1:
+            self.alarms += 1
+            return True
+        if self.cusum <= _SUSPICIOUS:
+            self._calibration.observe(calibration, self.memory)
+            if mean_return is not None:
+                self._return.observe(mean_return, self.memory)
+        return False
+
+    def restart(self) -> None:
+        """Begin anew after an alarm, but for what is known of the critics."""
+        self._sums = dict.fromkeys(self._sums, 0.0)
+        self._return, self._updates = _Reference(), 0
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of the last update, by the names that are logged."""
+        known = {"drift/episode_return": self.mean_return, "drift/typical_return": self.typical_return}
+        return {
+            "drift/cusum": self.cusum,
+            "drift/alarms": float(self.alarms),
+            **{name: value for name, value in known.items() if value is not None},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums, their references and the running episodes. Settings are not part of it."""
+        return {
+            "alarms": self.alarms,
+            "updates": self._updates,
+            "untrained": self.untrained,
+            "mean_return": self.mean_return,
+            "sums": dict(self._sums),
+            "calibration": self._calibration.state_dict(),
+            "return": self._return.state_dict(),
+            "episodes": self.episodes.state_dict(),
+        }
+
+    def check_state_dict(self, state_dict: Any) -> None:
+        """Raise a ``CheckpointError`` unless this is the state of such an alarm."""
+        reference = table({"mean": number(), "variance": number(at_least=0), "last": number(), "updates": count()})
+        rules = {
+            "alarms": count(),
+            "updates": count(),
+            "untrained": optional(number()),
+            "mean_return": optional(number()),
+            "sums": table(dict.fromkeys(self._sums, number(at_least=0))),
+            "calibration": reference,
+            "return": reference,
+            "episodes": _check_episodes,
+        }
+        check("drift_alarm", state_dict, table(rules))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore the state.
+
+        Raises:
+            CheckpointError: The state does not fit; nothing has changed.
+        """
+        self.check_state_dict(state_dict)
+        self.alarms, self._updates = int(state_dict["alarms"]), int(state_dict["updates"])
+        self.untrained, self.mean_return = state_dict["untrained"], state_dict["mean_return"]
+        self._sums = dict(state_dict["sums"])
+        self._calibration = _Reference(**state_dict["calibration"])
+        self._return = _Reference(**state_dict["return"])
+        self.episodes.load_state_dict(state_dict["episodes"])
+
+    def _add(self, name: str, deviation: float) -> None:
+        if self._updates <= self.warmup:
+            return
+        bound = _LARGEST_DEVIATION[name]
+        bounded = max(-bound, min(bound, deviation))
+        self._sums[name] = max(0.0, self._sums[name] + bounded - self.slack)
+
+
+@dataclass
+class _Reference:
+    """Exponential moving average, unbiased from the start, and spread between successive values."""
+
+    mean: float = 0.0
+    variance: float = 0.0
+    last: float = 0.0
+    updates: int = 0
+
+    @property
+    def std(self) -> float:
+        return math.sqrt(self.variance)
+
+    def mean_or(self, otherwise: float) -> float:
+        return self.mean if self.updates else otherwise
+
+    def observe(self, value: float, memory: float) -> None:
+        self.updates += 1
+        weight = max(1 / memory, 1 / self.updates)
+        self.mean += weight * (value - self.mean)
+        if self.updates > 1:
+            # Independent values differ by twice their variance; a trend adds little to it.
+            self.variance += max(1 / memory, 1 / (self.updates - 1)) * (0.5 * (value - self.last) ** 2 - self.variance)
+        self.last = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _check_episodes(value: Any, path: tuple[Any, ...]) -> None:
+    rules = {"running": numbers((None,), [np.float64]), "counts": numbers((None,), [np.bool_])}
+    table(rules)(value, path)
+    if len(value["running"]) != len(value["counts"]):
+        fail(path, value, "as many running sums as flags")
