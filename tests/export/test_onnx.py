@@ -68,6 +68,7 @@ def exported(tmp_path, policy, observation_space, action_space, **networks):
 
 
 NETWORKS = {
+    "LSTM, layer normalisation": ("MlpLstmPolicy", "flat", "box", {"layer_norm": True}),
     "LSTM, choices": ("MlpLstmPolicy", "flat", "discrete from 1", {}),
     "GRU, shared, two layers, positions": (
         "MlpGruPolicy",

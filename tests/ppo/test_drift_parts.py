@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from driftproof.config import loads
 from driftproof.config.build import agent_arguments
@@ -24,6 +27,26 @@ SPACES = {
 
 def learner(space="Discrete", **arguments):
     return agent(scripted([3], [5, 1], [20], action_space=SPACES[space], reward=lambda *_: 0), **arguments)
+
+
+def observing(policy):
+    """Environments with the observations that a policy needs."""
+    kinds = {
+        "Cnn": spaces.Box(0, 255, (3, 36, 36), np.uint8),
+        "Mul": spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(3)}),
+    }
+    space = kinds.get(policy[:3], spaces.Box(-1, 1, (2,)))
+
+    class Sampled(gymnasium.Env):
+        observation_space, action_space = space, spaces.Discrete(3)
+
+        def reset(self, *, seed=None, options=None):
+            return self.observation_space.sample(), {}
+
+        def step(self, action):
+            return self.observation_space.sample(), 1.0, False, bool(self.np_random.random() < 0.1), {}
+
+    return DummyVecEnv([Sampled])
 
 
 def reloaded(model, tmp_path):
@@ -85,9 +108,88 @@ class TestExplorationFloor:
         assert config_from(learner(exploration_floor=0.02).settings(), 3, {}).drift.exploration_floor == 0.02
 
 
+class TestLayerNorm:
+    @pytest.mark.parametrize(
+        ("policy", "networks"),
+        [
+            ("MlpPolicy", {}),
+            ("MlpLstmPolicy", {}),
+            ("MlpLstmPolicy", {"shared_recurrence": True, "net_arch": []}),
+            ("MlpGruPolicy", {"enable_critic_lstm": False}),
+            ("MultiInputPolicy", {}),
+            ("CnnPolicy", {"net_arch": []}),
+            ("CnnLstmPolicy", {}),
+        ],
+    )
+    def test_of_every_network(self, policy, networks, tmp_path):
+        """Normalised are the arguments of activations, and the outputs of cores; files hold it."""
+        model = agent(observing(policy), policy, layer_norm=True, policy_kwargs=networks)
+        learn(model, 2)
+        for each in (model, reloaded(model, tmp_path)):
+            for network in (each.policy.actor_network, *(critic.network for critic in each.policy.critics)):
+                kinds = [type(layer).__name__ for layer in network]
+                dense = networks.get("net_arch") is None
+                inputs = policy != "MlpPolicy" and policy != "MultiInputPolicy"
+                inputs &= "enable_critic_lstm" not in networks or network is each.policy.actor_network
+                assert kinds == ["LayerNorm"] * inputs + ["Linear", "LayerNorm", "Tanh"] * dense
+                assert not list(network.buffers())
+            observation = each.observation_space.sample()
+            assert each.predict(observation, deterministic=True)[0] == model.predict(observation, deterministic=True)[0]
+        assert reloaded(model, tmp_path).layer_norm is True
+
+    @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+    def test_keeps_units_from_saturating(self, policy):
+        gradients = []
+        for layer_norm in (False, True):
+            model = learner(policy=policy, layer_norm=layer_norm)
+            network, given = model.policy.actor_network, torch.full((1, model.policy.actor_core.units), 300.0)
+            given[0, 1] = -500
+            given.requires_grad_()
+            gradients.append(torch.autograd.grad(network(given).square().sum() / given.detach().std(), given)[0].norm())
+        assert gradients[0] < 1e-12 < gradients[1]
+
+    def test_parameters_have_the_names_that_they_have_without(self):
+        for policy in ("MlpPolicy", "MlpLstmPolicy"):
+            with_it, without = (learner(policy=policy, layer_norm=flag).policy.state_dict() for flag in (True, False))
+            assert list(with_it) == list(without)
+
+    def test_acts_as_it_is_trained(self):
+        """Step by step, and over whole sequences."""
+        model = learner(policy="MlpLstmPolicy", layer_norm=True)
+
+        @torch.no_grad()
+        def check(model):
+            rollout = model._rollout
+            parameters, predictions = model.policy.evaluate(rollout.observations[:3, :1], model.policy.initial_state(1))
+            torch.testing.assert_close(parameters, rollout.parameters[:3, :1])
+            torch.testing.assert_close(predictions[1], rollout.predictions[1][:3, :1])
+
+        learn(model, before=check)
+
+    def test_is_one_setting_in_two_places(self):
+        inner = learner(policy_kwargs={"layer_norm": True})
+        assert inner.layer_norm is True
+        assert learner(layer_norm=True).policy_kwargs["layer_norm"] is True
+        assert learner().layer_norm is False
+        with pytest.raises(ValueError, match=r"layer_norm=False and policy_kwargs\['layer_norm'\]=True"):
+            learner(layer_norm=False, policy_kwargs={"layer_norm": True})
+
+    def test_policies_of_others_have_none(self):
+        class Own(ActorCriticPolicy):
+            pass
+
+        with pytest.raises(ValueError, match="layer_norm=True needs a policy of driftproof"):
+            DistributionalPPO(Own, scripted([3]), layer_norm=True)
+
+    def test_in_configurations(self):
+        config = loads("drift: {layer_norm: true}")
+        assert agent_arguments(config)["layer_norm"] is True
+        assert config_from(learner(layer_norm=True).settings(), 3, {}).drift.layer_norm is True
+
+
 def test_parts_that_are_off_change_nothing():
     ends = []
-    for arguments in ({}, {"exploration_floor": 0.0}):
+    for arguments in ({}, {"exploration_floor": 0.0, "layer_norm": False}):
         model = learner(**arguments)
         learn(model, 2)
         ends.append(weights(model))

@@ -29,7 +29,9 @@ KINDS = {
     "one memory": {"networks": (("shared_recurrence", True),)},
     "own extractors, one critic": {"networks": (("share_features_extractor", False), ("twin_critics", False))},
     "atoms, squashed": {"networks": (("value_head", "categorical"), ("squash_output", True))},
+    "layer normalisation, choices": {"actions": "discrete", "networks": (("layer_norm", True),)},
     "position": {"position": True},
+    "position, layer normalisation": {"position": True, "networks": (("layer_norm", True),)},
     "position, choices, normalised": {"position": True, "actions": "discrete", "normalised": True},
     "position, squashed, normalised": {"position": True, "normalised": True, "networks": (("squash_output", True),)},
     "position, ReLU, one memory": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -62,15 +63,32 @@ def _is_width(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
 
 
-def dense_network(width: int, widths: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
-    """Dense layers of these widths, each with an activation, for inputs of a given width."""
+def dense_network(
+    width: int, widths: Sequence[int], activation: type[nn.Module], layer_norm: bool = False, input_norm: bool = False
+) -> nn.Sequential:
+    """Dense layers of these widths, each with an activation, for inputs of a given width.
+
+    Layer normalisation has no parameters, and parameters have the same names with and without it.
+
+    Args:
+        width: Width of the inputs.
+        widths: Widths of the layers.
+        activation: Class of the activations.
+        layer_norm: Normalise before each activation.
+        input_norm: Normalise the inputs.
+    """
     if not callable(activation):
         raise TypeError(f"activation_fn must be a class of torch.nn, not {activation!r}")
-    layers: list[nn.Module] = []
-    for next_width in widths:
-        layers += [nn.Linear(width, next_width), activation()]
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    if input_norm:
+        layers["input_norm"] = nn.LayerNorm(width, elementwise_affine=False)
+    for i, next_width in enumerate(widths):
+        layers[f"{2 * i}"] = nn.Linear(width, next_width)
+        if layer_norm:
+            layers[f"norm_{i}"] = nn.LayerNorm(next_width, elementwise_affine=False)
+        layers[f"{2 * i + 1}"] = activation()
         width = next_width
-    return nn.Sequential(*layers)
+    return nn.Sequential(layers)
 
 
 def layer_steppers(network: nn.Sequential) -> list[Callable[[Tensor], Tensor]]:

@@ -76,11 +76,11 @@ class DistributionalPolicy(Acting):
         self.features_extractor = self.make_features_extractor()
         features = int(self.features_extractor.features_dim)  # Some extractors have NumPy integers.
         self.actor_core = make_core(core, features, given.lstm_hidden_size, given.n_lstm_layers, self.lstm_kwargs)
-        memory = self.actor_core.units
         actor_arch, critic_arch = layer_widths(given.net_arch, self.features_extractor)
         self.net_arch = {"pi": actor_arch, "vf": critic_arch} if given.net_arch is None else given.net_arch
-        self.actor_network = dense_network(memory, actor_arch, activation_fn)
-        self.action_head = nn.Linear(output_width(self.actor_network, memory), self._outputs())
+        self.layer_norm = given.layer_norm
+        self.actor_network = self._dense_network(self.actor_core, actor_arch)
+        self.action_head = nn.Linear(output_width(self.actor_network, self.actor_core.units), self._outputs())
         self.use_sde = given.use_sde
         self.exploration: StateDependentExploration | None = None
         if given.use_sde:
@@ -101,7 +101,6 @@ class DistributionalPolicy(Acting):
             self.critic_core = make_core(
                 critic_core, features, given.lstm_hidden_size, given.n_lstm_layers, self.lstm_kwargs
             )
-        memory = self.actor_core.units if self.critic_core is None else self.critic_core.units
 
         head_class: type[ValueHead] = VALUE_HEADS.load(given.value_head)
         head_options = {
@@ -109,9 +108,10 @@ class DistributionalPolicy(Acting):
             CategoricalHead: {"num_atoms": given.num_atoms, "v_min": given.v_min, "v_max": given.v_max},
         }.get(head_class, {}) | dict(given.value_head_kwargs or {})
 
-        networks = [dense_network(memory, critic_arch, activation_fn) for _ in range(2 if given.twin_critics else 1)]
+        last_core = self.actor_core if self.critic_core is None else self.critic_core
+        networks = [self._dense_network(last_core, critic_arch) for _ in range(2 if given.twin_critics else 1)]
         self.critics = nn.ModuleList(
-            [Critic(network, head_class(output_width(network, memory), **head_options)) for network in networks]
+            [Critic(each, head_class(output_width(each, last_core.units), **head_options)) for each in networks]
         )
         if given.ortho_init:
             self._initialise()
@@ -129,6 +129,13 @@ class DistributionalPolicy(Acting):
             core = {"lstm": "LstmPolicy", "gru": "GruPolicy", "none": "Policy"}[cls.default_core]
             right = f"Mlp{core} or Cnn{core}" if wants_dict else f"MultiInput{core}"
             raise ValueError(f"{cls.__name__} does not fit the observation space {observation_space}: use {right}")
+
+    def _dense_network(self, core: Core, widths: list[int]) -> nn.Sequential:
+        """Dense layers on the output of a core."""
+        # Inputs that are not learned, such as observations, keep their scale.
+        is_learned = not isinstance(core, NoCore) or isinstance(self.features_extractor, NatureCNN)
+        norms = self.layer_norm, self.layer_norm and is_learned
+        return dense_network(core.units, widths, self.activation_fn, *norms)
 
     def _outputs(self) -> int:
         """Width of the action network's output; a Gaussian's standard deviations are separate parameters."""

@@ -17,7 +17,7 @@ from driftproof._arguments import ArgumentError
 from driftproof._registry import OPTIMIZERS
 from driftproof.learner.adversary import check_adversarial
 from driftproof.learner.hyperparams import Hyperparameter, Hyperparameters
-from driftproof.nn.actor_critic import AdaptedPolicy
+from driftproof.nn.actor_critic import AdaptedPolicy, as_policy
 from driftproof.nn.heads import QuantileHead
 from driftproof.nn.policies import DistributionalPolicy
 from driftproof.optim import UPGDW, AdaptiveUPGD, VarianceGradientScaler
@@ -80,6 +80,10 @@ def resolved(given: AgentSettings) -> AgentSettings:
         given.policy_kwargs or {}, given.optimizer_class, given.optimizer_kwargs or {}
     )
     is_scaled, vgs_kwargs = _resolved_vgs(given)
+    parts = given.parts()
+    parts["layer_norm"] = _resolved_layer_norm(given, policy_kwargs)
+    if parts["layer_norm"]:
+        policy_kwargs["layer_norm"] = True
     return replace(
         given,
         learning_rate=_resolved_learning_rate(given.learning_rate, optimizer_kwargs),
@@ -88,11 +92,25 @@ def resolved(given: AgentSettings) -> AgentSettings:
         optimizer_kwargs=optimizer_kwargs,
         variance_gradient_scaling=is_scaled,
         vgs_kwargs=vgs_kwargs,
-        **given.parts(),
+        **parts,
         # Hyper-parameter searches pass NumPy numbers, which torch and Python's generator do not accept.
         seed=None if given.seed is None else int(given.seed),
         sde_sample_freq=int(given.sde_sample_freq),
     )
+
+
+def _resolved_layer_norm(given: AgentSettings, policy_kwargs: Mapping[str, Any]) -> bool:
+    """Whether networks have layer normalisation, from the agent's arguments or from those of the networks."""
+    inner, switch = policy_kwargs.get("layer_norm"), given.layer_norm
+    if inner is not None and switch is not None and inner != switch:
+        raise ArgumentError(
+            f"layer_norm={switch!r} and policy_kwargs['layer_norm']={inner!r} are two values of one setting"
+        )
+    if inner is None and switch is None:
+        # Networks of a class that was written for Stable-Baselines3 are its own.
+        wanted: bool = given.parts()["layer_norm"]
+        return wanted and getattr(as_policy(given.policy), "predicts_distributions", True)
+    return bool(switch if inner is None else inner)
 
 
 def _resolved_vgs(given: AgentSettings) -> tuple[bool, dict[str, Any]]:
@@ -199,6 +217,7 @@ def _check_adapted(agent: DistributionalPPO) -> None:
         return
     for name, value in {
         "use_sde": agent.use_sde,
+        "layer_norm": agent.layer_norm,
         "cuda_graph": agent.cuda_graph,
         "cvar_alpha": agent.hyperparams.get("cvar_alpha"),
     }.items():

@@ -11,6 +11,7 @@ _KIT: dict[str, tuple[Any, Any]] = {
     "observation_normalizer": (True, False),
     "exploration_floor": (0.0, 0.0),
     "drift_alarm": (True, False),
+    "layer_norm": (False, False),
 }
 """Value of every part with the kit, and without it."""
 
@@ -47,6 +48,12 @@ class DriftSettings:
         at_most=LARGE,
         section="drift",
         is_hyperparameter=True,
+    )
+    layer_norm: bool | None = setting(
+        None,
+        "Layer normalisation without parameters before each activation, and of the output of a recurrent core or a "
+        "CNN: units cannot saturate. None: as drift_kit.",
+        section="drift",
     )
     drift_alarm: bool | None = setting(
         None,

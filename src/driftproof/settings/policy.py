@@ -129,6 +129,12 @@ class PolicySettings:
     )
     use_expln: bool = setting(False, "For use_sde: standard deviations that grow more slowly above 1.")
     squash_output: bool = setting(False, "Squash Box actions into their bounds with a tanh, instead of clipping them.")
+    layer_norm: bool = argument(
+        False,
+        "Layer normalisation without parameters before each activation, and of the output of a recurrent core or a "
+        "CNN. The agent passes it on.",
+        fixed=_BUILT_IN,
+    )
     twin_critics: bool = setting(
         True, "Two critics, of which the smaller value counts.", section="critic", fixed=_BUILT_IN
     )
