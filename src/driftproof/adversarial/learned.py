@@ -44,19 +44,27 @@ class AdversaryEnv(VecEnvWrapper):
         self._observation: Any = None
 
     def reset(self) -> VecEnvObs:
-        self._observation = self.venv.reset()
+        self._observation = self.victim.seen(self.venv.reset())
         self.victim.begin(self.num_envs)
-        return self._observation  # type: ignore[no-any-return]
+        return _on_host(self._observation)
 
     def step_async(self, actions: npt.NDArray[Any]) -> None:
-        tensors, _ = self.victim.policy.obs_to_tensor(self._observation)
         directions = torch.from_numpy(actions).to(self.victim.policy.device)
-        self.venv.step_async(self.victim.act(self.attack.move(tensors, directions)).cpu().numpy())
+        self.venv.step_async(self.victim.act(self.attack.move(self._observation, directions)).cpu().numpy())
 
     def step_wait(self) -> VecEnvStepReturn:
-        self._observation, rewards, dones, infos = self.venv.step_wait()
+        observation, rewards, dones, infos = self.venv.step_wait()
+        self._observation = self.victim.seen(observation)
+        for info in infos:
+            if info.get("terminal_observation") is not None:
+                info["terminal_observation"] = self._last(info["terminal_observation"])
         self.victim.reset_state(dones | resets(infos))
-        return self._observation, -rewards, dones, infos
+        return _on_host(self._observation), -rewards, dones, infos
+
+    def _last(self, observation: Any) -> Any:
+        """The last observation of an episode as the victim's networks take it."""
+        seen = _on_host(self.victim.seen(observation))
+        return {key: part[0] for key, part in seen.items()} if isinstance(seen, dict) else seen[0]
 
 
 def train_adversary(
@@ -111,7 +119,14 @@ class LearnedAttack:
         if starts.all():
             self.player.begin(len(starts))
         self.player.reset_state(starts)
-        return self.attack.move(observation, self.player.act(observation))
+        return self.attack.move(observation, self.player.act(self.player.policy.normalized(observation)))
+
+
+def _on_host(observation: Observation) -> VecEnvObs:
+    if isinstance(observation, dict):
+        return {key: part.cpu().numpy() for key, part in observation.items()}
+    array: npt.NDArray[Any] = observation.cpu().numpy()
+    return array
 
 
 def perturbation_of(model: DistributionalPPO, config: PerturbationConfig, seed: int | None = None) -> StatePerturbation:
@@ -157,5 +172,6 @@ def _defaults(model: DistributionalPPO, envs: int, steps: int) -> dict[str, Any]
         "n_steps": _SEQUENCE * chunks,
         "batch_size": _SEQUENCE * envs * chunks_per_batch,
         "gamma": model.gamma,
+        "observation_normalizer": False,  # It sees what its victim sees.
         "device": model.device,
     }

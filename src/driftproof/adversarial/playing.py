@@ -46,9 +46,14 @@ class Player:
         """Reset the recurrent states where episodes start."""
         self.state = reset_state(self.state, starts)
 
+    def seen(self, observation: Any) -> Observation:
+        """Environments' observations as the policy's networks take them: normalised tensors."""
+        tensors: Observation = self.policy.obs_to_tensor(observation)[0]
+        return self.policy.normalized(tensors)
+
     @torch.no_grad()
     def act(self, observation: Observation) -> Tensor:
-        """Actions for observations; updates the recurrent states."""
+        """Actions for normalised observations; updates the recurrent states."""
         step = self._step(observation, self.state)
         self.state = step.state
         return self.policy.choose(step.parameters, step.latent, self.deterministic)
@@ -103,7 +108,7 @@ def _play(player: Player, env: VecEnv, perturb: Perturb | None, episodes: int) -
     running, returns = np.zeros(envs), []
     while left.any():
         player.reset_state(starts)
-        tensors, _ = player.policy.obs_to_tensor(observation)  # type: ignore[arg-type]
+        tensors = player.seen(observation)
         shown = tensors if perturb is None else perturb(player, tensors, starts)
         observation, rewards, dones, infos = env.step(player.act(shown).cpu().numpy())
         running += rewards

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from driftproof.nn.distributions import Bernoulli, Gaussian
 from driftproof.nn.heads import CategoricalHead, ValueHead
+from driftproof.nn.normalization import LIMIT, Moments
 from driftproof.nn.types import Observation, PolicyState
 from driftproof.ppo import DistributionalPPO
 
@@ -43,7 +44,10 @@ class StepGraph(nn.Module):
         space = agent.observation_space
         self.keys = list(space) if isinstance(space, spaces.Dict) else [""]
         statistics = agent.normalizer.state_dict()
-        self._normalisers = nn.ModuleList([_normaliser(statistics, key) for key in self.keys])
+        moments = {} if self.policy.normalizer is None else self.policy.normalizer.moments
+        self._normalisers = nn.ModuleList(
+            [nn.Sequential(_normaliser(statistics, key), _own_normaliser(moments, key)) for key in self.keys]
+        )
         cores = {"actor": self.policy.actor_core}
         if self.policy.critic_core is not None:
             cores["critic"] = self.policy.critic_core
@@ -87,16 +91,16 @@ class StepGraph(nn.Module):
 
 
 class _Normaliser(nn.Module):
-    """Normalisation as in ``VecNormalize``, in its precision."""
+    """Normalisation as in ``VecNormalize`` and the agent, in their precision."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, moments: Mapping[str, Any], epsilon: float, limit: float) -> None:
+    def __init__(self, mean: Tensor, std: Tensor, limit: float) -> None:
         super().__init__()
         self.limit = limit
-        self.register_buffer("mean", torch.as_tensor(moments["mean"], dtype=torch.float64))
-        self.register_buffer("std", torch.as_tensor(moments["var"], dtype=torch.float64).add(epsilon).sqrt())
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
 
     def forward(self, observation: Tensor) -> Tensor:
         return ((observation.double() - self.mean) / self.std).clamp(-self.limit, self.limit).float()
@@ -105,7 +109,12 @@ class _Normaliser(nn.Module):
 def _normaliser(statistics: Mapping[str, Any], key: str) -> nn.Module:
     if not statistics or not statistics["norm_obs"] or key not in statistics["obs_rms"]:
         return nn.Identity()
-    return _Normaliser(statistics["obs_rms"][key], statistics["epsilon"], statistics["clip_obs"])
+    mean, var = (torch.as_tensor(statistics["obs_rms"][key][name], dtype=torch.float64) for name in ("mean", "var"))
+    return _Normaliser(mean, var.add(statistics["epsilon"]).sqrt(), statistics["clip_obs"])
+
+
+def _own_normaliser(moments: Mapping[str, Moments], key: str) -> nn.Module:
+    return _Normaliser(*moments[key], LIMIT) if key in moments else nn.Identity()
 
 
 def _quantiles(head: ValueHead, prediction: Tensor) -> Tensor:

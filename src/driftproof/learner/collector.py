@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from driftproof.learner.networks import Policy
+from driftproof.learner.observation_normalizer import ObservationNormalizer
 from driftproof.learner.rollout import HostObservation, Rollout, check_observation
-from driftproof.nn.types import Observation, PolicyState
+from driftproof.nn.normalization import normalized
+from driftproof.nn.types import Observation, PolicyState, map_observation
 
 _SAMPLES_PER_PREDICTION = 1024
 """Samples per batched call of the critics, at most, unless the steps of one chunk have more."""
@@ -46,10 +48,11 @@ class Collector:
         rollout: Rollout to overwrite.
         state: Recurrent state before the first step; ``None``: the initial state.
         sde_sample_freq: Steps between draws of the exploration matrices of gSDE; -1: one for the rollout.
+        normalizer: Normaliser of observations, which learns from them.
     """
 
     observation: Observation
-    """The last observations, on the policy's device."""
+    """The last observations, normalised, on the policy's device."""
     state: PolicyState
     """Recurrent state after the last action."""
     parameters: Tensor
@@ -60,10 +63,17 @@ class Collector:
     """Output of the critics' core at the last observations."""
 
     def __init__(
-        self, policy: Policy, rollout: Rollout, state: PolicyState | None = None, sde_sample_freq: int = -1
+        self,
+        policy: Policy,
+        rollout: Rollout,
+        state: PolicyState | None = None,
+        sde_sample_freq: int = -1,
+        normalizer: ObservationNormalizer | None = None,
     ) -> None:
         policy.train(False)
-        self.policy, self.rollout = policy, rollout
+        self.policy, self.rollout, self.normalizer = policy, rollout, normalizer
+        if normalizer is not None:
+            normalizer.begin()
         self.state = policy.initial_state(rollout.envs) if state is None else state
         self.step = 0
         self._step_policy = policy.stepper()
@@ -84,8 +94,11 @@ class Collector:
         """
         rollout, step, distribution = self.rollout, self.step, self.policy.distribution
         rollout.starts[step] = starts
+        if self.normalizer is not None:
+            self.normalizer.observe(observation, starts)
         with torch.inference_mode():
-            self.observation = _store(rollout.observations, step, observation)
+            self._raw = _as_tensors(observation)
+            self.observation = _store(rollout.observations, step, self._normalized(self._raw))
             state = reset_state(self.state, starts)
             rollout.store_state(step, state)
             parameters, memory, self.state, latent = self._step_policy(self.observation, state)
@@ -139,18 +152,29 @@ class Collector:
             for step, envs, memory in self._cutoffs:
                 for target, prediction in zip(rollout.bootstraps, predict(memory), strict=True):
                     target[step, torch.from_numpy(envs).to(rollout.device)] = prediction
-            tensors = _tensors(rollout.observations, observation)
+            tensors = _tensors(rollout.observations, self._normalized(_as_tensors(observation)))
             memory = self._step_policy(tensors, reset_state(self.state, starts)).memory
             for target, prediction in zip(rollout.last_predictions, predict(memory), strict=True):
                 target.copy_(prediction)
+        if self.normalizer is not None:
+            self.normalizer.learn()
 
     def _cutoff(self, envs: npt.NDArray[np.int64], last: HostObservation) -> _Cutoff:
         rollout = self.rollout
         check_observation(_at_rows(last, envs, rollout.envs), self.step)
         with torch.inference_mode():
             rows = torch.from_numpy(envs).to(rollout.device)
-            memory = self._step_policy(_tensors(rollout.observations, last), self.state.rows(rows)).memory
+            memory = self._step_policy(
+                _tensors(rollout.observations, self._normalized(_as_tensors(last))), self.state.rows(rows)
+            ).memory
         return _Cutoff(self.step, envs, memory)
+
+    def raw_observation(self) -> Observation:
+        """The last observations before they were normalised, on the policy's device."""
+        return map_observation(self._raw, lambda part: part.to(self.rollout.device))
+
+    def _normalized(self, observation: Observation) -> Observation:
+        return observation if self.normalizer is None else normalized(observation, self.normalizer.moments)
 
     def _predict(self) -> None:
         rollout, begin, end = self.rollout, self.step + 1 - len(self._memories), self.step + 1
@@ -178,17 +202,25 @@ def _at_rows(observation: HostObservation, rows: npt.NDArray[np.int64], count: i
     return result
 
 
-def _store(storage: Observation, step: int, observation: HostObservation) -> Observation:
+def _as_tensors(observation: HostObservation) -> Observation:
+    if isinstance(observation, dict):
+        return {key: torch.from_numpy(np.asarray(part)) for key, part in observation.items()}
+    return torch.from_numpy(np.asarray(observation))
+
+
+def _store(storage: Observation, step: int, observation: Observation) -> Observation:
     """Copy an observation into the rollout; returns the stored tensors."""
     if isinstance(storage, dict):
         assert isinstance(observation, dict)
-        return {key: part[step].copy_(torch.from_numpy(np.asarray(observation[key]))) for key, part in storage.items()}
-    return storage[step].copy_(torch.from_numpy(np.asarray(observation)))
+        return {key: part[step].copy_(observation[key]) for key, part in storage.items()}
+    assert isinstance(observation, Tensor)
+    return storage[step].copy_(observation)
 
 
-def _tensors(like: Observation, observation: HostObservation) -> Observation:
+def _tensors(like: Observation, observation: Observation) -> Observation:
     """Observations as tensors of the rollout's dtype and device."""
     if isinstance(like, dict):
         assert isinstance(observation, dict)
-        return {key: torch.from_numpy(np.asarray(observation[key])).to(part) for key, part in like.items()}
-    return torch.from_numpy(np.asarray(observation)).to(like)
+        return {key: observation[key].to(part) for key, part in like.items()}
+    assert isinstance(observation, Tensor)
+    return observation.to(like)

@@ -30,6 +30,7 @@ from driftproof.learner.metrics import (
     step_metrics,
 )
 from driftproof.learner.networks import Policy
+from driftproof.learner.observation_normalizer import ObservationNormalizer
 from driftproof.learner.return_scale import ReturnScale
 from driftproof.learner.rollout import Rollout
 from driftproof.learner.step import OptimizerStep
@@ -98,6 +99,7 @@ class Learner:
         kl_penalty: Controller of the KL penalty's coefficient; ``None``: no penalty.
         adversary: Attacks observations and adds a term to the loss.
         drift_alarm: Detects that returns have fallen below what the critics predict.
+        normalizer: Normaliser of observations, for the collector of rollouts.
         value_clip_mode: Which part of a predicted distribution ``clip_range_vf`` bounds.
         cuda_graph: Capture the optimizer step in a CUDA graph.
         mixed_precision: Run the networks in bfloat16.
@@ -115,6 +117,7 @@ class Learner:
         kl_penalty: KLPenalty | None = None,
         adversary: Adversary | None = None,
         drift_alarm: CalibrationAlarm | None = None,
+        normalizer: ObservationNormalizer | None = None,
         value_clip_mode: ClipMode = "mean_only",
         cuda_graph: bool = False,
         mixed_precision: bool = False,
@@ -126,7 +129,8 @@ class Learner:
         self.return_scale = ReturnScale(device=device) if return_scale is None else return_scale
         self.entropy = EntropySchedule() if entropy is None else entropy
         self.kl_stop = KLStop(None, device=device) if kl_stop is None else kl_stop
-        self.kl_penalty, self.adversary, self.drift_alarm = kl_penalty, adversary, drift_alarm
+        self.kl_penalty, self.adversary = kl_penalty, adversary
+        self.normalizer, self.drift_alarm = normalizer, drift_alarm
         self.value_clip_mode: ClipMode = value_clip_mode
         self.skipped_in_a_row = 0
         """Consecutive minibatches, up to now, whose loss or gradient was not finite."""
@@ -152,6 +156,7 @@ class Learner:
             "entropy": self.entropy,
             "adversary": self.adversary,
             "drift_alarm": self.drift_alarm,
+            "observations": self.normalizer,
         }
         return {name: component for name, component in possible.items() if component is not None}
 
@@ -198,6 +203,8 @@ class Learner:
         numbers, flags = fetch(metrics, steps)
         if self.step.exploration_floor:
             numbers["train/exploration_floor"] = float(settings.exploration_floor)
+        if self.normalizer is not None:
+            numbers |= self.normalizer.metrics()
         self.entropy.explained_variance = numbers["train/explained_variance"]
         self._check_skipped(flags, settings.skip_limit)
         return numbers | self._watch(numbers, rollout)

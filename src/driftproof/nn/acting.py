@@ -117,7 +117,7 @@ class Acting(PolicyInterface):
 
     def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
         """Actions for the first step of episodes; :meth:`predict` takes a recurrent state."""
-        step = self.stepper()(observation, self.initial_state(batch_size(observation)))
+        step = self.stepper()(self.normalized(observation), self.initial_state(batch_size(observation)))
         return self.choose(step.parameters, step.latent, deterministic)
 
     def choose(self, parameters: Tensor, latent: Tensor, deterministic: bool) -> Tensor:

@@ -62,6 +62,7 @@ class AdaptedPolicy(ActorCriticPolicy):
     is_recurrent = False
     exploration = None
     value_scale: ValueScale | None = None
+    normalizer = None
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], **kwargs: Any) -> None:
         if np.any(getattr(action_space, "start", 0)):
@@ -75,6 +76,10 @@ class AdaptedPolicy(ActorCriticPolicy):
     def critics(self) -> list[nn.Module]:
         """The last layer of the one critic."""
         return [self.value_net]
+
+    def normalized(self, observation: Observation) -> Observation:
+        """The observation unchanged: methods of the user's class take it as it is."""
+        return observation
 
     def initial_state(self, batch: int) -> PolicyState:
         """Empty recurrent state."""

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from driftproof._trust import Trust, UntrustedError, WrongKindError, of_kind
 from driftproof.nn.cores import Core
 from driftproof.nn.heads import Scale, ValueHead
+from driftproof.nn.normalization import WHOLE, Moments
 from driftproof.nn.spaces import decode_space, encode_space
 from driftproof.state import CheckpointError, printable, read, write
+from driftproof.state.schema import check, numbers, table
 
 File: TypeAlias = "str | os.PathLike[str] | BinaryIO"
 Policy = TypeVar("Policy", bound=nn.Module)
@@ -51,7 +53,7 @@ _KINDS: dict[str, type[Any]] = {
 }
 """Arguments that are classes, and their required base classes."""
 
-_CONFIG = {"policy", "value_scale"}
+_CONFIG, _MOMENTS = {"policy", "value_scale"}, "observations"
 
 
 class ValueScale(Protocol):
@@ -70,7 +72,11 @@ class FixedScale:
 
 
 def write_policy(
-    path: File, arguments: Mapping[str, Any], state: Mapping[str, Tensor], scale: ValueScale | None
+    path: File,
+    arguments: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+    scale: ValueScale | None,
+    moments: Mapping[str, Moments] | None = None,
 ) -> None:
     """Write a policy.
 
@@ -79,16 +85,20 @@ def write_policy(
         arguments: Arguments of the policy's constructor.
         state: State dict of the policy.
         scale: Scale of its values.
+        moments: Moments that its observations are normalised by.
     """
     units = None if scale is None else [float(number) for number in scale.snapshot]
     config = {"policy": {name: _encode(name, value) for name, value in arguments.items()}, "value_scale": units}
-    write(path, {"policy": dict(state)}, config=config)
+    tree: dict[str, Any] = {"policy": dict(state)}
+    if moments is not None:
+        tree[_MOMENTS] = {key: each._asdict() for key, each in moments.items()}
+    write(path, tree, config=config)
 
 
 def read_policy(
     kind: type[Policy], path: File, device: torch.device, given: Mapping[str, Any], trusted: Iterable[str]
-) -> tuple[Policy, ValueScale | None]:
-    """Read a policy, and the scale of its values.
+) -> tuple[Policy, ValueScale | None, dict[str, Moments] | None]:
+    """Read a policy, the scale of its values, and the moments of its observations.
 
     Args:
         kind: Class of the policy.
@@ -115,11 +125,25 @@ def read_policy(
         _check_size(kind, arguments, tree["policy"])
         policy = kind(**arguments)
         policy.load_state_dict(tree["policy"])
+        moments = _moments(tree[_MOMENTS], arguments["observation_space"]) if _MOMENTS in tree else None
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, AssertionError, OverflowError) as error:
         raise CheckpointError(f"{path} does not fit {kind.__name__}: {printable(error, 300)}") from error
-    return policy.to(device), scale
+    return policy.to(device), scale, moments
+
+
+def _moments(state: Any, space: Any) -> dict[str, Moments]:
+    parts = getattr(space, "spaces", {WHOLE: space})
+    if not isinstance(state, dict) or not state.keys() <= parts.keys():
+        raise CheckpointError(f"it has moments of observations that are not in {space}")
+    shapes = {key: tuple(parts[key].shape) for key in state}
+    rules = {
+        key: table({"mean": numbers(shape, [torch.float64]), "std": numbers(shape, [torch.float64], at_least=0)})
+        for key, shape in shapes.items()
+    }
+    check(_MOMENTS, state, table(rules))
+    return {key: Moments(each["mean"], each["std"]) for key, each in state.items()}
 
 
 def _check_size(kind: type[nn.Module], arguments: Mapping[str, Any], state: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from driftproof.nn.cores import Core, State, mask_state
 from driftproof.nn.distributions import ActionDistribution
 from driftproof.nn.files import ValueScale, read_policy, write_policy
 from driftproof.nn.heads import ValueHead
+from driftproof.nn.normalization import FixedMoments, InputNormalizer, normalized
 from driftproof.nn.policy_distribution import PolicyDistribution
 from driftproof.nn.types import Observation, batch_size
 
@@ -57,6 +58,12 @@ class PolicyInterface(BasePolicy):
     """The agent's return scale, in units of which critics predict.
 
     Without it, values are in these units and not in those of rewards.
+    """
+    normalizer: InputNormalizer | None = None
+    """The agent's normaliser of observations.
+
+    Public methods normalise the observations that they get; ``stepper()`` and ``evaluate...()`` of sequences take
+    normalised ones, as rollouts hold them.
     """
 
     @property
@@ -125,6 +132,10 @@ class PolicyInterface(BasePolicy):
         """Shape of the recurrent state of one sequence."""
         return (self.actor_core.layers, 1, self.actor_core.units)
 
+    def normalized(self, observation: Observation) -> Observation:
+        """Observations as the networks take them."""
+        return observation if self.normalizer is None else normalized(observation, self.normalizer.moments)
+
     def forward(
         self,
         obs: Observation,
@@ -143,7 +154,7 @@ class PolicyInterface(BasePolicy):
         if isinstance(lstm_states, bool):  # policy(obs, True), as in Stable-Baselines3
             lstm_states, deterministic = None, lstm_states
         before = self._rnn_states(lstm_states, obs)
-        features, critic_features = self._features(obs)
+        features, critic_features = self._features(self.normalized(obs))
         memory, after = _run(self.actor_core, features, before.pi, episode_starts)
         critic_memory, critic_after = self._shared(memory), after
         if self.critic_core is not None:
@@ -170,7 +181,7 @@ class PolicyInterface(BasePolicy):
             episode_starts: 1 where an episode starts ``[n]``.
         """
         before = self._rnn_states(lstm_states, obs)
-        features, critic_features = self._features(obs)
+        features, critic_features = self._features(self.normalized(obs))
         memory, _ = _run(self.actor_core, features, before.pi, episode_starts)
         critic_memory = self._shared(memory)
         if self.critic_core is not None:
@@ -189,7 +200,7 @@ class PolicyInterface(BasePolicy):
             episode_starts: 1 where an episode starts ``[n]``.
         """
         before = self._core_state(self.actor_core, getattr(lstm_states, "pi", lstm_states), obs)
-        features: Tensor = self.extract_features(obs, self.features_extractor)
+        features: Tensor = self.extract_features(self.normalized(obs), self.features_extractor)
         memory, after = _run(self.actor_core, features, before, episode_starts)
         distribution = self._distribution(memory)
         return (distribution, after) if self.is_recurrent else distribution
@@ -206,7 +217,7 @@ class PolicyInterface(BasePolicy):
         """
         core = self.actor_core if self.critic_core is None else self.critic_core
         before = self._core_state(core, getattr(lstm_states, "vf", lstm_states), obs)
-        features: Tensor = self.extract_features(obs, self.vf_features_extractor)
+        features: Tensor = self.extract_features(self.normalized(obs), self.vf_features_extractor)
         memory, _ = _run(core, features, before, episode_starts)
         return self._values(self._shared(memory) if self.critic_core is None else memory)
 
@@ -282,7 +293,7 @@ class PolicyInterface(BasePolicy):
         self.set_training_mode(False)
         tensors, vectorised = self.obs_to_tensor(observation)
         before = self._given_state(self.actor_core, state, batch_size(tensors), episode_start)
-        features: Tensor = self.extract_features(tensors, self.features_extractor)
+        features: Tensor = self.extract_features(self.normalized(tensors), self.features_extractor)
         memory, after = self.actor_core.step(features, before)
         chosen = self.choose(*self._actor_outputs(memory), deterministic).cpu().numpy()
         actions = chosen.astype(self.action_space.dtype, copy=False)
@@ -305,7 +316,7 @@ class PolicyInterface(BasePolicy):
         tensors, _ = self.obs_to_tensor(observation)
         core = self.actor_core if self.critic_core is None else self.critic_core
         before = self._given_state(core, state, batch_size(tensors), episode_start)
-        features: Tensor = self.extract_features(tensors, self.vf_features_extractor)
+        features: Tensor = self.extract_features(self.normalized(tensors), self.vf_features_extractor)
         memory, after = core.step(features, before)
         return self.predict_returns(memory), tuple(part.cpu().numpy() for part in after) or None
 
@@ -343,7 +354,8 @@ class PolicyInterface(BasePolicy):
         Args:
             path: File name, or an open file.
         """
-        write_policy(path, self._get_constructor_parameters(), self.state_dict(), self.value_scale)
+        moments = None if self.normalizer is None else self.normalizer.moments
+        write_policy(path, self._get_constructor_parameters(), self.state_dict(), self.value_scale, moments)
 
     @classmethod
     def load(
@@ -365,8 +377,8 @@ class PolicyInterface(BasePolicy):
         Raises:
             CheckpointError: The file has another format, or does not fit this class.
         """
-        policy, scale = read_policy(cls, path, get_device(device), custom_objects or {}, trusted)
-        policy.value_scale = scale
+        policy, scale, moments = read_policy(cls, path, get_device(device), custom_objects or {}, trusted)
+        policy.value_scale, policy.normalizer = scale, None if moments is None else FixedMoments(moments)
         policy.set_training_mode(False)
         return policy
 

@@ -14,6 +14,7 @@ from driftproof.learner.alarm import CalibrationAlarm
 from driftproof.learner.entropy import EntropySchedule
 from driftproof.learner.kl import KLPenalty, KLStop
 from driftproof.learner.learner import Learner
+from driftproof.learner.observation_normalizer import ObservationNormalizer, normalizable
 from driftproof.learner.return_scale import ReturnScale, UnitScale
 from driftproof.nn.actor_critic import as_policy
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
@@ -149,6 +150,7 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
         self.learner = self._make_learner()
         # The name under which Stable-Baselines3 stores it.
         self.policy.optimizer, self.policy.value_scale = self.learner.optimizer, self.learner.return_scale
+        self.policy.normalizer = self.learner.normalizer
         add_parts(self)
         self.counters.learner = self.learner
         self.worker.policy, self.worker.seed, self.worker.window = self.policy, self.seed, self._stats_window_size
@@ -204,10 +206,18 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
             kl_penalty=kl_penalty,
             adversary=adversary,
             drift_alarm=CalibrationAlarm(self.drift_threshold) if self.drift_alarm else None,
+            normalizer=self._make_normalizer(),
             value_clip_mode=self.value_clip_mode or "mean_only",
             cuda_graph=self.cuda_graph,
             mixed_precision=self.mixed_precision,
         )
+
+    def _make_normalizer(self) -> ObservationNormalizer | None:
+        # Methods of a class that was written for Stable-Baselines3 take observations as they are.
+        if not self.observation_normalizer or not self.policy.predicts_distributions:
+            return None
+        space = self.observation_space
+        return ObservationNormalizer(space, self.normalizer_memory) if any(normalizable(space)) else None
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         if policy_name not in self.policy_aliases:

@@ -45,7 +45,7 @@ def collect(
     assert env is not None
     normalizer = unwrap_vec_normalize(env)
     worker.in_rollout, worker.reset_seed = True, None
-    collector = Collector(learner.policy, rollout, worker.recurrent_state, sde_sample_freq)
+    collector = Collector(learner.policy, rollout, worker.recurrent_state, sde_sample_freq, learner.normalizer)
     _check_observation(normalizer, worker.observation, 0)
     for step in range(rollout.steps):
         assert worker.observation is not None
@@ -67,7 +67,7 @@ def collect(
         callback.update_locals(
             {
                 "n_steps": step + 1,
-                "obs_tensor": collector.observation,
+                "obs_tensor": collector.observation if learner.normalizer is None else collector.raw_observation(),
                 "actions": actions,
                 "clipped_actions": actions,
                 "values": Deferred(partial(_values, learner, collector.memory)),

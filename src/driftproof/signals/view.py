@@ -13,6 +13,7 @@ from gymnasium import spaces
 from driftproof.envs import FeatureConfig
 from driftproof.envs.trading import feature_config
 from driftproof.nn.distributions import SquashedGaussian
+from driftproof.nn.normalization import LIMIT, WHOLE
 from driftproof.ppo import DistributionalPPO
 
 Array = npt.NDArray[np.float32]
@@ -68,30 +69,29 @@ class MarketView:
                 "Discrete(3): SELL, HOLD and BUY"
             )
         self._is_squashed = isinstance(agent.policy.distribution, SquashedGaussian)
+        self._normalisers: list[tuple[Wide, Wide, float]] = []
+        """Mean, standard deviation and limit of ``VecNormalize`` and of the agent's normaliser, where they exist."""
         statistics = agent.normalizer.state_dict()
-        self._is_normalised = bool(statistics) and statistics["norm_obs"]
-        if self._is_normalised:
-            moments = statistics["obs_rms"][""]
-            self._mean = np.asarray(moments["mean"], np.float64)
-            self._std = np.sqrt(np.asarray(moments["var"], np.float64) + statistics["epsilon"])
-            self._position_mean, self._position_std = float(self._mean[-1]), float(self._std[-1])
-            self._limit = float(statistics["clip_obs"])
+        if statistics and statistics["norm_obs"]:
+            mean, var = (np.asarray(statistics["obs_rms"][""][name], np.float64) for name in ("mean", "var"))
+            self._normalisers.append((mean, np.sqrt(var + statistics["epsilon"]), float(statistics["clip_obs"])))
+        if agent.policy.normalizer is not None:
+            own = agent.policy.normalizer.moments[WHOLE]
+            self._normalisers.append((own.mean.numpy(), own.std.numpy(), LIMIT))
+        self._for_position = [(float(mean[-1]), float(std[-1]), limit) for mean, std, limit in self._normalisers]
 
     def normalised(self, features: Array) -> Array:
         """Normalised features ``[..., F]``, the policy's input."""
-        if not self._is_normalised:
-            return features
         width = features.shape[-1]
-        scaled = np.clip((features - self._mean[:width]) / self._std[:width], -self._limit, self._limit)
-        narrow: Array = scaled.astype(np.float32)
-        return narrow
+        for mean, std, limit in self._normalisers:
+            features = np.clip((features - mean[:width]) / std[:width], -limit, limit).astype(np.float32)
+        return features
 
     def normalised_position(self, position: float) -> float:
         """A normalised position, the policy's input."""
-        if not self._is_normalised:
-            return position
-        scaled = (float(np.float32(position)) - self._position_mean) / self._position_std
-        return min(max(scaled, -self._limit), self._limit)
+        for mean, std, limit in self._for_position:
+            position = min(max((float(np.float32(position)) - mean) / std, -limit), limit)
+        return position
 
     def position(self, outputs: Sequence[float]) -> float:
         """The agent's deterministic position, from the policy's outputs for one action."""

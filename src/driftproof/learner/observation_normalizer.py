@@ -1,0 +1,295 @@
+"""Normalisation of observations whose sensors drift.
+
+Running statistics that never forget do not follow a world that changes, and those that forget are led astray by it: a
+policy that fails after a shift visits other states, whose mean is not that of the sensors. The first observations of
+episodes do not depend on the policy. Hence statistics here are anchored on them: when they move, the mean moves along
+at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from driftproof.learner.rollout import HostObservation
+from driftproof.nn.normalization import WHOLE, Moments
+from driftproof.state.schema import Rule, check, count, number, numbers, table
+
+Array = npt.NDArray[np.float64]
+
+_EPSILON = 1e-8
+_CLIP, _CLIP_STARTS = 5.0, 4.0
+"""Standard deviations beyond which observations count less; they may be from before a shift is noticed."""
+_UNCLIPPED = 200
+"""Observations before which none is clipped."""
+_FEWEST_STARTS = 8
+"""Episodes before which shifts are not looked for."""
+_START_MEMORY = 200
+"""Episodes that the statistics of first observations remember."""
+_WINDOW = 8
+_DEVIATIONS = (12.0, 6.0, 4.5, 3.5)
+"""Standard deviations by which the last one, two, three, four first observations must all deviate in one direction."""
+_STANDARD_ERRORS = 6.0
+"""Standard errors by which the mean of the last ``_WINDOW`` must deviate."""
+_LEAST_SPREAD = 0.05
+"""Least standard deviation of first observations, relative to that of all: smaller shifts do not matter."""
+_TRIAL = 256
+"""Observations after which a shift is undone if they fit the former statistics better."""
+_SMALLEST_BATCH = 32
+
+
+class AnchoredStatistics:
+    """Mean and variance of vectors ``[size]`` that forget, ignore outliers, and follow shifts of episode starts.
+
+    Args:
+        size: Numbers of an observation.
+        memory: Observations that mean and variance remember.
+    """
+
+    def __init__(self, size: int, memory: int) -> None:
+        self.size, self.memory = size, memory
+        self.mean, self.variance, self.count = np.zeros(size), np.ones(size), 0.0
+        self.start_mean, self.start_variance = np.zeros(size), np.zeros(size)
+        self.start_count, self.start_weight = 0.0, 0.0
+        """Episodes in the variance and in the mean of starts; the latter begins anew after a shift."""
+        self.recent = np.zeros((0, size))
+        """The last first observations."""
+        self.shift, self.on_trial = np.zeros(size), 0
+        """The last shift, and how many more observations decide whether to keep it."""
+        self.misfit, self.former_misfit = 0.0, 0.0
+        self.shifts, self.undone = 0, 0
+
+    @property
+    def std(self) -> Array:
+        """Standard deviation."""
+        return np.sqrt(self.variance + _EPSILON)
+
+    def has_shifted(self, start: Array) -> int:
+        """How many of the last first observations, with this one, show a shift; 0: none."""
+        if self.start_count < _FEWEST_STARTS:
+            return 0
+        self.recent = np.concatenate((self.recent, start[None]))[-_WINDOW:]
+        z = (self.recent - self.start_mean) / self._start_std()
+        for last, deviation in enumerate(_DEVIATIONS, start=1):
+            if len(z) >= last and ((z[-last:] > deviation).all(0) | (z[-last:] < -deviation).all(0)).any():
+                return last
+        error = _STANDARD_ERRORS / math.sqrt(_WINDOW)
+        return _WINDOW if len(z) == _WINDOW and (np.abs(z.mean(0)) > error).any() else 0
+
+    def move(self, last: int) -> None:
+        """Move the mean by the shift that the last first observations show."""
+        shifted = self.recent[-last:].mean(0)
+        self.shift = shifted - self.start_mean
+        self.mean = self.mean + self.shift
+        # More episodes refine the estimate, and the mean follows it.
+        self.start_mean, self.start_weight = shifted, float(last)
+        self.recent = self.recent[:0]
+        self.on_trial, self.misfit, self.former_misfit = _TRIAL, 0.0, 0.0
+        self.shifts += 1
+
+    def learn_start(self, start: Array) -> None:
+        """Update with the first observation of an episode."""
+        difference = start - self.start_mean
+        is_settled = self.start_count >= _FEWEST_STARTS
+        if is_settled:
+            bound = _CLIP_STARTS * self._start_std()
+            difference = np.clip(difference, -bound, bound)
+        self.start_weight = min(self.start_weight + 1, _START_MEMORY)
+        step = difference / self.start_weight
+        self.start_mean = self.start_mean + step
+        if is_settled:
+            self.mean = self.mean + step
+        self.start_count = min(self.start_count + 1, _START_MEMORY)
+        weight = 1 / self.start_count
+        self.start_variance = (1 - weight) * (self.start_variance + weight * difference**2)
+
+    def learn(self, observations: Array) -> None:
+        """Update with observations ``[n, size]``."""
+        if self.on_trial > 0:
+            self._judge(observations)
+        difference = observations - self.mean
+        if self.count >= _UNCLIPPED:
+            bound = _CLIP * self.std
+            difference = np.clip(difference, -bound, bound)
+        self.count = min(self.count + len(observations), max(self.memory, len(observations)))
+        weight = len(observations) / self.count
+        moved = difference.mean(0)
+        self.mean = self.mean + weight * moved
+        between = weight * (1 - weight) * moved**2
+        self.variance = (1 - weight) * self.variance + weight * difference.var(0) + between
+
+    def forget(self) -> None:
+        """Let new observations count more: as if only a tenth of the memory were filled."""
+        self.count = min(self.count, self.memory / 10)
+
+    def _judge(self, observations: Array) -> None:
+        """Undo a shift if what follows fits the former mean better: episodes begin elsewhere, sensors are the same."""
+        std = self.std
+        now, before = (
+            np.minimum(((observations - mean) / std) ** 2, 100) for mean in (self.mean, self.mean - self.shift)
+        )
+        self.misfit += float(now.sum())
+        self.former_misfit += float(before.sum())
+        self.on_trial = max(self.on_trial - len(observations), 0)
+        if self.on_trial == 0 and self.former_misfit < self.misfit:
+            self.mean = self.mean - self.shift
+            self.undone += 1
+
+    def _start_std(self) -> Array:
+        return np.sqrt(np.maximum(self.start_variance, _LEAST_SPREAD**2 * (self.variance + _EPSILON)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the statistics."""
+        arrays = {name: torch.from_numpy(getattr(self, name).copy()) for name in _ARRAYS}
+        return arrays | {name: getattr(self, name) for name in (*_NUMBERS, *_COUNTS)}
+
+    def rule(self) -> Rule:
+        """Schema of :meth:`state_dict`."""
+        vector = numbers((self.size,), [torch.float64])
+        rules: dict[str, Rule] = dict.fromkeys(_ARRAYS, vector)
+        rules |= dict.fromkeys(("variance", "start_variance"), numbers((self.size,), [torch.float64], at_least=0))
+        rules["recent"] = numbers((None, self.size), [torch.float64])
+        rules |= dict.fromkeys(_NUMBERS, number(at_least=0)) | dict.fromkeys(_COUNTS, count())
+        return table(rules)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checked state."""
+        for name in _ARRAYS:
+            setattr(self, name, torch.as_tensor(state[name]).double().cpu().numpy().copy())
+        self.recent = self.recent[-_WINDOW:]
+        for name in _NUMBERS:
+            setattr(self, name, float(state[name]))
+        for name in _COUNTS:
+            setattr(self, name, int(state[name]))
+
+
+_ARRAYS = ("mean", "variance", "start_mean", "start_variance", "recent", "shift")
+_NUMBERS = ("count", "start_count", "start_weight", "misfit", "former_misfit")
+_COUNTS = ("on_trial", "shifts", "undone")
+
+
+class ObservationNormalizer:
+    """Normalises observations to mean 0 and standard deviation 1, also when the sensors shift.
+
+    A component of the agent. Parts of observations that are not floating-point numbers, such as images, stay as they
+    are. Statistics change at the start of episodes, when they have shifted, and at the end of rollouts, which hold
+    normalised observations.
+
+    Args:
+        space: Observation space: has ``shape`` and ``dtype``, or a mapping ``spaces`` of such spaces.
+        memory: Steps that mean and scale remember.
+    """
+
+    def __init__(self, space: Any, memory: int = 20_000) -> None:
+        self._shapes = dict(normalizable(space))
+        self.statistics = {key: AnchoredStatistics(math.prod(shape), memory) for key, shape in self._shapes.items()}
+        self.begin()
+        self._refresh()
+
+    @property
+    def moments(self) -> Mapping[str, Moments]:
+        """Mean and standard deviation by key."""
+        return self._moments
+
+    def begin(self) -> None:
+        """Begin a rollout."""
+        self._pending: dict[str, list[Array]] = {key: [] for key in self.statistics}
+        self._pending_rows = 0
+
+    def observe(self, observation: HostObservation, starts: npt.NDArray[np.bool_]) -> None:
+        """Learn from observations, before they are normalised.
+
+        Args:
+            observation: Observation of every environment ``[N, ...]``.
+            starts: Whether it is the first of an episode ``[N]``.
+        """
+        rows = {key: _rows(observation, key) for key in self.statistics}
+        if starts.any():
+            self._learn_starts(rows, starts)
+        for key, batches in self._pending.items():
+            batches.append(rows[key])
+        self._pending_rows += len(starts)
+        # The first observations ever are used soon.
+        if self._pending_rows >= max(_SMALLEST_BATCH, self._least_count()):
+            self.learn()
+
+    def learn(self) -> None:
+        """Update the statistics with all observations since the last call, as at the end of a rollout."""
+        if not self._pending_rows:
+            return
+        for key, part in self.statistics.items():
+            part.learn(np.concatenate(self._pending[key]))
+        self.begin()
+        self._refresh()
+
+    def forget(self) -> None:
+        """Let new observations count more, after a change of the world."""
+        for part in self.statistics.values():
+            part.forget()
+
+    def metrics(self) -> dict[str, float]:
+        """Shifts of sensors that were found, and those that were undone."""
+        parts = self.statistics.values()
+        return {
+            "drift/anchor_moves": float(sum(part.shifts for part in parts)),
+            "drift/anchor_undone": float(sum(part.undone for part in parts)),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the statistics by key."""
+        return {key: part.state_dict() for key, part in self.statistics.items()}
+
+    def check_state_dict(self, state_dict: Any) -> None:
+        """Raise a ``CheckpointError`` unless this is a state for such observations."""
+        check("observations", state_dict, table({key: part.rule() for key, part in self.statistics.items()}))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore the statistics.
+
+        Raises:
+            CheckpointError: The state does not fit; nothing has changed.
+        """
+        self.check_state_dict(state_dict)
+        for key, part in self.statistics.items():
+            part.load_state_dict(state_dict[key])
+        self.begin()
+        self._refresh()
+
+    def _learn_starts(self, rows: Mapping[str, Array], starts: npt.NDArray[np.bool_]) -> None:
+        for key, part in self.statistics.items():
+            for start in rows[key][starts]:
+                if last := part.has_shifted(start):
+                    self.learn()  # Up to here, observations are from before the shift.
+                    part.move(last)
+                else:
+                    part.learn_start(start)
+        self._refresh()
+
+    def _least_count(self) -> float:
+        return min((part.count for part in self.statistics.values()), default=math.inf)
+
+    def _refresh(self) -> None:
+        self._moments = {
+            key: Moments(*(torch.from_numpy(each.reshape(self._shapes[key])) for each in (part.mean, part.std)))
+            for key, part in self.statistics.items()
+        }
+
+
+def normalizable(space: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Keys and shapes of the parts of observations that can be normalised: those of floating-point numbers."""
+    parts = getattr(space, "spaces", None)
+    for key, part in parts.items() if isinstance(parts, Mapping) else [(WHOLE, space)]:
+        if np.issubdtype(part.dtype, np.floating) and part.shape:
+            yield key, tuple(part.shape)
+
+
+def _rows(observation: HostObservation, key: str) -> Array:
+    """A copy of a part of the observations ``[N, size]``."""
+    part = np.asarray(observation[key] if isinstance(observation, dict) else observation)
+    rows: Array = part.reshape(len(part), -1).astype(np.float64)
+    return rows
