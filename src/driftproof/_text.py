@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _GAP = " … "
 _WIDEST = 100_000
@@ -74,6 +74,12 @@ def table(rows: Iterable[Iterable[str]], numbers_from: int | None = None) -> str
     with console.capture() as capture:
         console.print(grid)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def shortlist(values: Sequence[object], most: int = 4) -> str:
+    """Values in a row; of more than ``most``, the first two and the last."""
+    shown = values if len(values) <= most else [*values[:2], "…", values[-1]]
+    return ", ".join(map(str, shown))
 
 
 def closest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:

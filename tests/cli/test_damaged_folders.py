@@ -23,6 +23,7 @@ TINY = [
     *("--set", "run.evaluation_episodes=1", "--set", "run.threads=1"),
 ]
 MARKET = ["--env", "driftproof/RegimeMarket-v0", "--set", "env.kwargs={episode_length: 20}"]
+DRIFT = ["--set", "env.drift=[{kind: reward_scale, schedule: {kind: sudden, every: 9, values: [1, 2]}}]"]
 POPULATION = ["--set", "pbt.population_size=2", "--set", "pbt.backend=inline", "--set", "pbt.perturbation_interval=1"]
 
 
@@ -34,6 +35,16 @@ def originals(tmp_path_factory):
     for arguments in (
         ["train", *MARKET, *TINY, "--set", "run.total_timesteps=32", *where, "single"],
         ["evaluate", runs / "single", "--attack", "random", "--epsilon", "0.1", "--episodes", "1"],
+        [
+            "evaluate",
+            runs / "single",
+            "--phases",
+            *DRIFT,
+            "--episodes",
+            "1",
+            "--output",
+            runs / "single" / "phases.json",
+        ],
         ["tune", "--env", "CartPole-v1", *TINY, *POPULATION, "--set", "run.total_timesteps=48", *where, "many"],
     ):
         code, _, errors, trace = command(*arguments)
@@ -74,6 +85,7 @@ def commands(originals, tmp_path):
 FILES = [
     ("single", "evaluation.json", ["report"]),
     ("single", "attacks.json", ["report"]),
+    ("single", "phases.json", ["report"]),
     ("single", "checkpoints/latest", ["inspect", "train"]),
     ("single", "checkpoints/best", ["inspect best", "train"]),
     ("single", "config.yaml", ["config", "full", "report", "evaluate", "infer", "export", "train"]),
@@ -149,6 +161,7 @@ READERS = {
         "metrics.jsonl": ["report"],
         "evaluation.json": ["report", "train"],
         "attacks.json": ["report"],
+        "phases.json": ["report"],
         "checkpoints/latest": ["inspect", "train"],
         "checkpoints/best": ["inspect best"],
         "checkpoints/checkpoint_000000000032.zip": ["inspect", "train", "convert"],

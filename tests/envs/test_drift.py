@@ -75,6 +75,75 @@ def test_infos_tell_values_and_the_phase():
     assert [drift["phase"] for drift in drifts] == [0, 1, 2, 3, 4, 5]
 
 
+class TestTime:
+    """The drift can be taken to any time, and held there."""
+
+    def rewards(self, env, steps):
+        return [reward for _, reward, _ in play(env, steps, action=0)[1:]]
+
+    def test_goes_on_from_there(self):
+        env = drifting(Echo(), RewardScale(TWO_PHASES), seed=0)
+        env.set_drift_time(8)
+        assert self.rewards(env, 4) == [2, 2, 1, 1]
+        env.set_drift_time(4)
+        assert self.rewards(env, 4) == [1, 2, 2, 2]
+
+    @pytest.mark.parametrize(("time", "reward"), [((7,), 2), ((2,), 1), ((0, 3), 2)])
+    def test_is_held(self, time, reward):
+        unit = "episodes" if len(time) > 1 else "steps"
+        every = 3 if len(time) > 1 else 5
+        env = drifting(Echo(), RewardScale(Sudden(every=every, values=[1, 2], unit=unit)), seed=0)
+        env.reset()
+        env.set_drift_time(*time, hold=True)
+        assert self.rewards(env, 20) == [reward] * 20
+        assert env.drift_values == {"phase": reward - 1, "reward_scale": reward}
+        env.set_drift_time(0)
+        assert set(self.rewards(env, 20)) == {1, 2}
+
+    def test_random_values_are_those_of_that_time(self):
+        made = lambda: drifting(Echo(), RewardScale(RandomWalk(0, 1, 0.1)), seed=3)  # noqa: E731
+        played = self.rewards(made(), 20)
+        env = made()
+        for time in (15, 4, 9):
+            env.set_drift_time(time, hold=True)
+            assert self.rewards(env, 2) == [played[time]] * 2
+
+    def test_attributes_follow(self):
+        env = drifting("CartPole-v1", Dynamics(TWO_PHASES, "length"), seed=0)
+        for time, length in ((7, 1.0), (2, 0.5)):
+            env.set_drift_time(time, hold=True)
+            env.reset()
+            assert env.unwrapped.length == length
+
+    def test_is_that_of_wrappers_inside_too(self):
+        env = drifting(drifting(Echo(), RewardScale(TWO_PHASES), 0), RewardScale(Sudden(every=3, values=[1, 10])), 0)
+        assert env.drift_moments(0) == [(0, 0), (3, 0), (5, 0)]
+        env.set_drift_time(5, hold=True)
+        assert self.rewards(env, 9) == [20] * 9
+        assert env.drift_values == {"phase": 2, "reward_scale": 2, "reward_scale_2": 10}
+
+    def test_moments_in_steps_and_episodes_are_converted(self):
+        steps, episodes = RewardScale(Sudden(at=[100])), RewardSign(Sudden(at=[10], unit="episodes"))
+        assert drifting(Echo(), [steps, episodes]).drift_moments(200, 40) == [(0, 0), (50, 10), (100, 20)]
+
+    def test_holding_is_saved(self):
+        env, other = (drifting(Counter(), RewardScale(TWO_PHASES), seed=0) for _ in range(2))
+        env.set_drift_time(7, hold=True)
+        other.load_state_dict(env.state_dict())
+        assert self.rewards(other, 9) == [2] * 9
+        earlier = {key: value for key, value in env.lasting_state.items() if key != "is_held"}
+        other.lasting_state = earlier
+        assert self.rewards(other, 5) == [2, 2, 2, 1, 1]
+
+    def test_needs_a_seed_and_a_time(self):
+        env = drifting(Echo(), RewardScale(TWO_PHASES))
+        with pytest.raises(gymnasium.error.ResetNeeded, match="give the drift a seed"):
+            env.set_drift_time(3)
+        env.reset(seed=0)
+        with pytest.raises(ValueError, match="steps"):
+            env.set_drift_time(-1)
+
+
 def test_drift_in_drift_adds_up():
     env = drifting(drifting(Echo(), RewardScale(TWO_PHASES)), RewardScale(Sudden(every=3, values=[1, 10])))
     seen = play(env, 6, action=0)[1:]

@@ -166,6 +166,32 @@ def test_nonsense_is_refused(make, message):
         make()
 
 
+@pytest.mark.parametrize(
+    ("schedule", "until", "expected"),
+    [
+        (Sudden(every=10), 25, [0, 10, 20]),
+        (Sudden(every=10), 0, [0]),
+        (Sudden(every=10, values=[1, 2, 3]), 5, [0, 10, 20]),
+        (Sudden(at=[3, 50]), 5, [0, 3, 50]),
+        (Sudden(at=[]), 5, [0]),
+        (Sudden(every=10, low=0, high=1), 15, [0, 10]),
+        (Gradual(0, 1, over=100, begin=20), 5, [0, 70, 120]),
+        (Cyclic(0, 1, period=9), 0, [0, 5]),
+        (Cyclic(0, 1, period=10), 12, [0, 5, 10]),
+        (RandomWalk(0, 1, 0.1), 8, [0, 2, 4, 6, 8]),
+    ],
+)
+def test_moments_stand_for_the_whole_schedule(schedule, until, expected):
+    assert schedule.moments(until) == expected
+
+
+def test_moments_of_many_phases_are_some_of_them():
+    moments = Sudden(every=3).moments(10**9)
+    assert len(moments) == 1_000
+    assert (moments[0], moments[-1]) == (0, 10**9 // 3 * 3)
+    assert all(moment % 3 == 0 for moment in moments)
+
+
 def test_a_schedule_that_is_no_mapping_is_refused():
     with pytest.raises(TypeError, match="must be a mapping"):
         schedule("sudden")

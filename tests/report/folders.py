@@ -97,7 +97,7 @@ def write_population(path, members=4, updates=12, interval=2, seed=0):
 
 
 def write_outcomes(path):
-    """An evaluation with baselines, and attacks."""
+    """An evaluation with baselines, attacks, and an evaluation in four phases of which two are the same."""
     returns = [180.0, 200.0, 220.0]
     score = {"episodes": 3, "mean": 200.0, "std": 16.3, "interval": [185.0, 215.0], "returns": returns}
     baselines = {"random": {"episodes": 2, "mean": 20.0, "interval": [15.0, 25.0], "returns": [18.0, 22.0]}}
@@ -109,7 +109,17 @@ def write_outcomes(path):
             ends = {"mean": mean, "low": mean - 10, "high": mean + 10}
             results.append({"attack": attack, "epsilon": epsilon, "returns": returns, **ends})
     (path / "attacks.json").write_text(json.dumps({"results": results}))
+    (path / "phases.json").write_text(
+        json.dumps({"phases": [phase(0, 2), phase(1, is_last=True), phase(3, is_seen=False)]})
+    )
     return path
+
+
+def phase(*phases, name="length", **more):
+    """Returns in phases of the drift, which tell the first of them."""
+    mean = 100.0 * (1 + phases[0])
+    score = {"mean": mean, "std": 1.0, "interval": [mean - 10, mean + 10], "returns": [mean]}
+    return {"phases": phases, "values": {name: 0.5}, "is_seen": True, "is_last": False, **score, **more}
 
 
 HOSTILE = (
@@ -137,6 +147,7 @@ def write_hostile(path, members=4):
     (path / "evaluation.json").write_text(json.dumps({**score, "baselines": dict.fromkeys(everybody, score)}))
     results = [{"attack": name, "epsilon": 0.1, **score} for name in everybody]
     (path / "attacks.json").write_text(json.dumps({"results": results}))
+    (path / "phases.json").write_text(json.dumps({"phases": [phase(i, name=name) for i, name in enumerate(everybody)]}))
     return path
 
 

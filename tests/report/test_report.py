@@ -83,8 +83,8 @@ def test_everything_at_once(tmp_path):
     agent = write_outcomes(write_agent(tmp_path / "agent", phases=4))
     page = write_report([agent, write_population(tmp_path / "population")], tmp_path / "report.html")
     assert sections(page) == [
-        *("Learning", "Evaluation", "Robustness", "Drift", "Population", "Hyper-parameters", "Critics", "Policy"),
-        *("Optimizer", "Other metrics", "Configuration"),
+        *("Learning", "Evaluation", "Robustness", "Drift", "Forgetting", "Population", "Hyper-parameters", "Critics"),
+        *("Policy", "Optimizer", "Other metrics", "Configuration"),
     ]
     assert "<h2>Absent</h2>" not in page.read_text()
     assert_valid(page)
@@ -93,7 +93,7 @@ def test_everything_at_once(tmp_path):
 def test_what_is_not_there_is_said(tmp_path):
     page = write_report([write_agent(tmp_path / "run", updates=3)], tmp_path / "report.html").read_text()
     absent = html.unescape(page[page.index("<h2>Absent</h2>") :])
-    for name in ("Evaluation", "Robustness", "Drift", "Population"):
+    for name in ("Evaluation", "Robustness", "Drift", "Forgetting", "Population"):
         assert f"<li>{name}: no" in absent
 
 
@@ -191,7 +191,7 @@ def test_hyperparams_that_are_no_numbers(tmp_path):
 def test_numbers_that_are_none_leave_gaps(tmp_path):
     path = write_outcomes(write_population(tmp_path / "run", members=2, updates=4))
     for value in ("NaN", "null", "-Infinity", "1e999", "1e308"):
-        for name in ("evaluation.json", "attacks.json"):
+        for name in ("evaluation.json", "attacks.json", "phases.json"):
             text = (path / name).read_text()
             changed = re.sub(r'("mean"|"high"): [^,}]+', rf"\1: {value}", text)
             assert changed != text
@@ -216,6 +216,88 @@ def test_attacks_have_a_line_and_a_row_each(tmp_path):
         ("clean", [0, 0.1], [200, 200]),
     ]
     assert "<td>mad</td><td></td><td>160\n150 to 170</td>" in page.read_text()
+
+
+def write_drifting(path, returns, phases, **metrics):
+    """An agent with these returns and phases, and further metrics, at every update."""
+    folder = RunFolder(path)
+    with folder.locked():
+        for i, (value, number) in enumerate(zip(returns, phases, strict=True)):
+            more = {f"drift/{name}": float(values[i]) for name, values in metrics.items()}
+            folder.log(0, [row(i + 1, **{"rollout/ep_rew_mean": value, "drift/phase": float(number), **more})])
+    return path
+
+
+class TestDrift:
+    RETURNS = (50, 100, 100, 98, 20, 95, 80, 95, 95, 95, 40, 60)
+    PHASES = (0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 3, 3)
+
+    def test_recovery_from_every_change(self, tmp_path):
+        page = write_report([write_drifting(tmp_path / "run", self.RETURNS, self.PHASES)], tmp_path / "report.html")
+        lines = figure(page, "Recovery")["data"]
+        assert [line["name"] for line in lines] == ["phase 1", "phase 2", "phase 3"]
+        assert lines[0]["x"] == [0, *(STEPS * i for i in range(1, 5))]
+        assert lines[0]["y"] == [100, 98, 20, 95, 80]
+        table = page.read_text()
+        # Back after three updates, though the mean of episodes fell only in the second; never below 72; not back.
+        for cells in (("1", 768, 100, 20, 768), ("2", 1792, 80, 95, 0), ("3", 2560, 95, 40, "&gt; 512")):
+            text = "".join(f"<td>{cell if isinstance(cell, str) else format(cell, ',')}</td>" for cell in cells)
+            assert f"<tr>{text}</tr>" in table
+        assert_valid(page)
+
+    def test_recovery_of_negative_returns(self, tmp_path):
+        returns = [-100, -100, -500, -111, -109]
+        page = write_report([write_drifting(tmp_path / "run", returns, [0, 0, 1, 1, 1])], tmp_path / "report.html")
+        assert "<td>-100</td><td>-500</td><td>768</td>" in page.read_text()
+
+    def test_seeds_are_one_line_and_other_drift_none(self, tmp_path):
+        paths = [write_agent(tmp_path / f"run{seed}", seed=seed, phases=2) for seed in range(3)]
+        page = write_report(paths, tmp_path / "report.html")
+        assert len(figure(page, "Recovery")["data"]) == 1
+        paths[0] = write_agent(tmp_path / "other", phases=4)
+        page = write_report(paths, tmp_path / "report.html")
+        assert "Recovery" not in titles(page)
+
+    def test_alarms_and_responses_are_marks(self, tmp_path):
+        alarms = [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0]
+        levels = [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 3]
+        moves = [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+        path = write_drifting(
+            tmp_path / "run", self.RETURNS, self.PHASES, alarm=alarms, level=levels, anchor_moves=moves
+        )
+        page = write_report([path], tmp_path / "report.html")
+        _, *marks = figure(page, "Return")["data"]
+        assert [(mark["name"], mark["x"], mark["y"], mark["text"]) for mark in marks] == [
+            ("alarm", [5 * STEPS, 11 * STEPS], [20, 40], ["alarm"] * 2),
+            (
+                "response",
+                [5 * STEPS, 11 * STEPS, 12 * STEPS],
+                [20, 40, 60],
+                ["forgets and explores"] * 2 + ["fresh weights"],
+            ),
+            ("shift followed", [4 * STEPS], [98], ["shift of observations followed"]),
+        ]
+        assert {"Alarms", "Response", "Shifts followed"} <= set(titles(page))
+        assert_valid(page)
+
+    def test_without_the_kit_and_without_alarms(self, tmp_path):
+        page = write_report([write_drifting(tmp_path / "run", self.RETURNS, self.PHASES)], tmp_path / "report.html")
+        assert len(figure(page, "Return")["data"]) == 1
+        assert "Alarms" not in titles(page)
+        path = write_drifting(tmp_path / "kit", self.RETURNS, self.PHASES, alarm=[0] * 12)
+        page = write_report([path], tmp_path / "kit.html")
+        assert "No agent noticed a harmful change." in page.read_text()
+
+    def test_phases_that_were_evaluated(self, tmp_path):
+        page = write_report([write_outcomes(write_agent(tmp_path / "run"))], tmp_path / "report.html")
+        drawn = figure(page, "Return by phase")
+        assert drawn["layout"]["xaxis"]["ticktext"] == ["0, 2", "1", "3"]
+        assert [(trace["name"], trace["x"], trace["y"]) for trace in drawn["data"][1:]] == [
+            ("training ended here", [1], [200]),
+            ("seen in training", [0], [100]),
+            ("not seen", [2], [400]),
+        ]
+        assert "<td>0, 2</td><td>length 0.5</td><td>100\n90 to 110</td>" in page.read_text()
 
 
 def test_the_summary_tells_the_main_things(tmp_path):

@@ -139,6 +139,8 @@ class TestDamage:
             ("evaluation.json", '{"mean": 1, "baselines": [3]}', "evaluation.json cannot be read"),
             ("attacks.json", '{"results": [{"attack": "mad"}]}', "read: results.0.epsilon: is missing"),
             ("attacks.json", '{"results": 3}', "attacks.json cannot be read"),
+            ("phases.json", "[]", "phases.json cannot be read"),
+            ("phases.json", '{"phases": [{"phases": ["a"]}]}', "phases.0.mean: is missing"),
         ],
     )
     def test_a_damaged_file_is_named(self, tmp_path, name, content, match):

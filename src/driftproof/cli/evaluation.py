@@ -17,7 +17,7 @@ from driftproof.cli import agents
 from driftproof.cli.errors import CommandError, Stopped, say
 from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, Trusted, changes, use_threads
-from driftproof.runs import ATTACK_RESULTS, EVALUATION, own_file
+from driftproof.runs import ATTACK_RESULTS, EVALUATION, PHASE_RESULTS, own_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,16 +48,21 @@ def evaluate(
         list[float] | None,
         typer.Option("--epsilon", help="Perturbation size; repeatable. Default: 0.025, 0.05, 0.075."),
     ] = None,
+    phases: Annotated[
+        bool, typer.Option("--phases", help="Evaluate in every phase of the environment's drift, earlier ones too.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("--output", help="JSON file. Default: in the run's folder.")] = None,
     env: EnvId = None,
     overrides: Overrides = None,
     runs_dir: RunsDir = Path("runs"),
     trust: Trusted = None,
 ) -> None:
-    """Evaluate an agent in new episodes. With --attack, its observations are perturbed."""
+    """Evaluate an agent in new episodes. --attack perturbs its observations, --phases holds the drift."""
     from driftproof.state import read
 
     _check_attacks(attack or [], epsilon or [])
+    if phases and attack:
+        raise CommandError("--phases and --attack are two evaluations: give one of them at a time")
     found = agents.find(run, runs_dir, member, best, trust)
     if found.folder is None and env is None:
         raise CommandError(f"{run} is not in a run folder: give --env, the environment to evaluate in")
@@ -71,9 +76,14 @@ def evaluate(
         result, name = _attacked(agent, settings, attack, epsilon, episodes, seed, not stochastic), ATTACK_RESULTS
     else:
         lasting = _lasting(read(found.checkpoint).tree)
-        result = measure(agent, settings, episodes, seed, not stochastic, lasting)
-        name = EVALUATION
-        say(summary_table(result))
+        if phases:
+            from driftproof.cli.phases import measure_phases, phase_table
+
+            name, result = PHASE_RESULTS, measure_phases(agent, settings, episodes, seed, not stochastic, lasting)
+            say(phase_table(result))
+        else:
+            name, result = EVALUATION, measure(agent, settings, episodes, seed, not stochastic, lasting)
+            say(summary_table(result))
     # Results are saved in the run folder only if the run itself was evaluated, with its own settings.
     belongs = found.folder is not None and found.is_run and not changed
     in_folder = own_file(found.folder, name) if found.folder is not None and belongs else None
@@ -142,16 +152,21 @@ def measure(
         deterministic: Whether the agent takes its most probable actions.
         lasting: States of the environments' drift at the end of training; evaluation continues from them.
     """
-    first = settings.run.seed + _UNSEEN if seed is None else seed
+    first = first_seed(settings, seed)
     with evaluation_env(agent, settings, episodes) as venv:
 
         def play(player: Any, seen: VecEnv) -> dict[str, Any]:
-            _let_drift(venv, lasting)
-            return summary(_returns(player, seen, episodes, first, deterministic))
+            let_drift(venv, lasting)
+            return summary(returns_of(player, seen, episodes, first, deterministic))
 
-        result = play(agent, _normalized(agent, venv))
+        result = play(agent, normalized(agent, venv))
         baselines = {name: play(player, venv) for name, player in _baselines(settings, venv, first).items()}
     return {"episodes": episodes, "env": settings.env.id, "seed": first, **result, "baselines": baselines}
+
+
+def first_seed(settings: Config, seed: int | None) -> int:
+    """Seed of the first episode: as given, or else one that training does not use."""
+    return settings.run.seed + _UNSEEN if seed is None else seed
 
 
 @contextmanager
@@ -189,14 +204,18 @@ def _kind(space: Any) -> tuple[Any, ...]:
     return type(space), sorted(space.shape or ()), getattr(space, "n", None)
 
 
-def _let_drift(venv: VecEnv, lasting: Sequence[Mapping[str, Any]] | None) -> None:
-    """Restore the environments' drift as of the end of training; without it, drift starts from the beginning."""
+def let_drift(venv: VecEnv, lasting: Sequence[Mapping[str, Any]] | None) -> bool:
+    """Restore the environments' drift as of the end of training.
+
+    Returns:
+        Whether there is a state that fits; otherwise, drift starts from the beginning.
+    """
     from driftproof.ppo.environments import restore_lasting
 
     if not lasting:
-        return
+        return False
     try:
-        restore_lasting(venv, [lasting[0]] * venv.num_envs)
+        return restore_lasting(venv, [lasting[0]] * venv.num_envs)
     except (*DAMAGES, AssertionError, RuntimeError) as error:
         what = f"the checkpoint's state of the drift does not fit the environment: {described(error)}"
         raise CommandError(f"{what}; give --env, to evaluate without the state of the drift") from error
@@ -259,7 +278,8 @@ def _baselines(settings: Config, venv: VecEnv, seed: int) -> dict[str, Any]:
     return {"buy and hold": _Constant([1.0]), "flat": _Constant([0.0])}
 
 
-def _returns(player: Any, venv: VecEnv, episodes: int, seed: int, deterministic: bool = True) -> list[float]:
+def returns_of(player: Any, venv: VecEnv, episodes: int, seed: int, deterministic: bool = True) -> list[float]:
+    """Returns of a policy in so many episodes."""
     from stable_baselines3.common.evaluation import evaluate_policy
 
     venv.seed(seed)
@@ -267,7 +287,7 @@ def _returns(player: Any, venv: VecEnv, episodes: int, seed: int, deterministic:
     return [float(value) for value in returns]  # type: ignore[union-attr]
 
 
-def _normalized(agent: DistributionalPPO, venv: VecEnv) -> VecEnv:
+def normalized(agent: DistributionalPPO, venv: VecEnv) -> VecEnv:
     """The environments with the agent's observation normaliser, not updated."""
     from stable_baselines3.common.vec_env import VecNormalize
 
@@ -297,7 +317,7 @@ def _attacked(
             epsilons or (0.025, 0.05, 0.075),
             episodes,
             deterministic=deterministic,
-            seed=settings.run.seed + _UNSEEN if seed is None else seed,
+            seed=first_seed(settings, seed),
         )
     say(str(robustness))
     return robustness.to_dict()

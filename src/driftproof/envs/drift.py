@@ -65,7 +65,8 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
             if isinstance(each, ObservationChange):
                 space = each.widened(space)
         self.observation_space = space
-        inside = env.get_wrapper_attr("drift_names") if env.has_wrapper_attr("drift_names") else []
+        self._drifts_inside = env.has_wrapper_attr("drift_names")
+        inside = env.get_wrapper_attr("drift_names") if self._drifts_inside else []
         self.drift_names = _numbered([*inside, *(each.name for each in self.changes)])
         """Names in ``info["drift"]``, besides the phase."""
         self._names = self.drift_names[len(inside) :]
@@ -75,7 +76,7 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         self.drifting_attributes: list[str] = [*deeper, *own]
         """Attributes of the environment that change, here and in wrappers inside."""
         _check_once(self.drifting_attributes)
-        self._steps, self._episodes = 0, -1
+        self._steps, self._episodes, self._is_held = 0, -1, False
         self._seed: int | None = None
         self._courses: list[Course] = []
         self._dice: list[Dice] = []
@@ -92,7 +93,7 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if self._seed is None:
             self._begin(int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed)
-        self._episodes += 1
+        self._episodes += not self._is_held
         self._go_on()
         observation, info = self.env.reset(seed=seed, options=options)
         return self._observed(observation), self._with_drift(info)
@@ -107,9 +108,53 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         for rewarding, course in self._rewarding:
             reward = rewarding.reward(reward, course.value)
         observation, info = self._observed(observation), self._with_drift(info)
-        self._steps += 1
+        self._steps += not self._is_held
         self._go_on()
         return observation, reward, terminated, truncated, info
+
+    @property
+    def drift_values(self) -> dict[str, Any]:
+        """Phase and values that are in force, as ``info["drift"]`` of the next step will tell."""
+        inside = self.env.get_wrapper_attr("drift_values") if self._drifts_inside else {}
+        return {**inside, **self._drift, "phase": inside.get("phase", 0) + self._drift.get("phase", 0)}
+
+    def drift_moments(self, steps: int, episodes: int = 0) -> list[tuple[int, int]]:
+        """Times whose values stand for the drift up to a time, as pairs of steps and episodes.
+
+        They are the :meth:`moments <driftproof.envs.Schedule.moments>` of all schedules. If some count steps and others
+        episodes, one is converted to the other by the mean length of an episode.
+
+        Args:
+            steps: Steps of this environment.
+            episodes: Episodes in which they were done.
+        """
+        found = set(self.env.get_wrapper_attr("drift_moments")(steps, episodes)) if self._drifts_inside else {(0, 0)}
+        for each in self.changes:
+            if each.schedule.unit == "steps":
+                found |= {(time, time * episodes // max(steps, 1)) for time in each.schedule.moments(steps)}
+            else:
+                found |= {(time * steps // max(episodes, 1), time) for time in each.schedule.moments(episodes)}
+        return sorted(found)
+
+    def set_drift_time(self, steps: int, episodes: int = 0, *, hold: bool = False) -> None:
+        """Go to a time of the drift, earlier or later, without playing.
+
+        Args:
+            steps: Steps of this environment so far.
+            episodes: Number of the running episode; the next ``reset`` begins the one after it.
+            hold: Whether to stay there, so that neither steps nor episodes are counted, until another time or
+                ``lasting_state`` is set.
+        """
+        check_count("steps", steps)
+        check_count("episodes", episodes)
+        if self._seed is None:
+            raise gymnasium.error.ResetNeeded("call reset() before set_drift_time(), or give the drift a seed")
+        if self._drifts_inside:
+            self.env.get_wrapper_attr("set_drift_time")(steps, episodes, hold=hold)
+        if steps < self._steps or episodes < self._episodes:
+            self._begin(self._seed)
+        self._steps, self._episodes, self._is_held = steps, episodes, hold
+        self._go_on()
 
     @property
     def continues(self) -> bool:
@@ -128,6 +173,7 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
             "seed": self._seed,
             "steps": self._steps,
             "episodes": self._episodes,
+            "is_held": self._is_held,
             "courses": [course.state_dict() for course in self._courses],
             "dice": [dice.generator.bit_generator.state for dice in self._dice],
             "inside": inside,
@@ -141,6 +187,7 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         if state["inside"] is not None:
             self.env.set_wrapper_attr("lasting_state", state["inside"])
         self._steps, self._episodes, self._seed = state["steps"], state["episodes"], None
+        self._is_held = bool(state.get("is_held", False))  # missing in files of earlier versions
         if state["seed"] is None:
             return
         self._begin(state["seed"])

@@ -17,6 +17,8 @@ from driftproof.envs._specs import of_kind, to_plain
 
 Unit = Literal["steps", "episodes"]
 Shape = Literal["sine", "triangle", "square"]
+_MOST_MOMENTS = 1_000
+"""Largest number of moments that stand for a schedule."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,18 @@ class Schedule:
     def value(self, time: int, level: float) -> float:
         """The value at that time."""
         return level
+
+    def moments(self, until: int) -> list[int]:
+        """Times, beginning with 0, whose values stand for the whole schedule: here, at which its phases begin.
+
+        At most 1,000; of more, some that are evenly spaced.
+
+        Args:
+            until: Last time to consider; schedules that end, or repeat, may go on to where they have shown everything.
+        """
+        first, last = self.phase(0), self.phase(until)
+        phases = np.linspace(first, last, min(last - first + 1, _MOST_MOMENTS)).round().tolist()
+        return [bisect.bisect_left(range(until + 1), phase, key=self.phase) for phase in phases]
 
     def to_dict(self) -> dict[str, Any]:
         """The schedule as plain values, for :func:`schedule`."""
@@ -135,6 +149,13 @@ class Sudden(Schedule):
     def moves(self, time: int) -> int:
         return self.phase(time)
 
+    def moments(self, until: int) -> list[int]:
+        if self.at:
+            until = max(until, self.at[-1])
+        elif self.every is not None and self.values is not None and self.order == "given":
+            until = max(until, self.every * len(self.values) - 1)
+        return super().moments(until)
+
     def level(self, move: int, last: float | None, generator: np.random.Generator) -> float:
         if self.low is not None and self.high is not None:
             return float(generator.uniform(self.low, self.high))
@@ -180,6 +201,10 @@ class Gradual(Schedule):
     def phase(self, time: int) -> int:
         return int(time > self.begin) + int(time >= self.begin + self.over)
 
+    def moments(self, until: int) -> list[int]:
+        """The beginning, the middle of the change, and its end."""
+        return [0, self.begin + self.over // 2, self.begin + self.over]
+
     def value(self, time: int, level: float) -> float:
         share = min(max((time - self.begin) / self.over, 0.0), 1.0)
         return self.start + (self.end - self.start) * share
@@ -216,6 +241,10 @@ class Cyclic(Schedule):
 
     def phase(self, time: int) -> int:
         return 2 * time // self.period
+
+    def moments(self, until: int) -> list[int]:
+        """Where its half periods begin: at both ends of the range."""
+        return super().moments(max(until, self.period - 1))
 
     def value(self, time: int, level: float) -> float:
         share = time % self.period / self.period
@@ -261,6 +290,10 @@ class RandomWalk(Schedule):
 
     def phase(self, time: int) -> int:
         return 0
+
+    def moments(self, until: int) -> list[int]:
+        """The beginning, the quarters of the time, and its end."""
+        return [until * quarter // 4 for quarter in range(5)]
 
     def moves(self, time: int) -> int:
         return time // self.every

@@ -1,4 +1,4 @@
-"""Sections about what agents achieve while they learn, and how their world changes meanwhile."""
+"""Section about what agents achieve while they learn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from driftproof.report.bundles import Bundle, curves, shaded
 from driftproof.report.charts import TITLED_STEPS, Absent, Chart, Section, Trace, line
-from driftproof.report.signs import EPISODES, Sign, chart_of, names
+from driftproof.report.drift import marks
+from driftproof.report.signs import EPISODES, chart_of
 from driftproof.runs import RETURN
 
 
@@ -25,27 +26,13 @@ def learning(bundles: Sequence[Bundle]) -> Section | Absent:
     layout = shaded(bundles, numbered=True)
     if layout:
         caption += " Every other phase of the drift is shaded; its number is at the top."
+    marked = marks(bundles)
+    if marked:
+        caption += " Marks: what agents noticed of the drift, and did about it; hover to read."
     more = [chart for sign in EPISODES for chart in chart_of(sign, bundles)]
     layout |= {"xaxis": TITLED_STEPS}
-    returns = Chart("Return", caption, [*data, *best], layout, height=380, span=2 if len(more) == 1 else 0)
+    returns = Chart("Return", caption, [*data, *best, *marked], layout, height=380, span=2 if len(more) == 1 else 0)
     return Section(title, "How well the agents do as they learn.", [returns, *more])
-
-
-def drift(bundles: Sequence[Bundle]) -> Section | Absent:
-    """What the world did."""
-    title = "Drift"
-    charts = []
-    for name in names(bundles, "drift/"):
-        caption = "Its value at the end of each rollout."
-        if name == "drift/phase":
-            caption = "Counts the changes of the world."
-        charts += chart_of(Sign(name, name.removeprefix("drift/"), caption), bundles)
-    if not charts:
-        return Absent(title, "no drift was logged (drift/…)")
-    notes = []
-    if any(len(life.phases()) > 1 for bundle in bundles for life in bundle.lives) and not shaded(bundles):
-        notes.append("Phases are not shaded in charts: they are too many, or not the same for all.")
-    return Section(title, "How the world changed meanwhile.", list(charts), notes)
 
 
 def _best_members(bundles: Sequence[Bundle]) -> list[Trace]:

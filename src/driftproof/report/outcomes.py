@@ -43,7 +43,7 @@ def evaluation(bundles: Sequence[Bundle]) -> Section | Absent:
     table = Table(
         "In numbers",
         ["who", "return", "interval", "episodes"],
-        [[name, number(s.mean), _interval(s), number(s.episodes)] for name, s, _ in rows],
+        [[name, number(s.mean), interval(s), number(s.episodes)] for name, s, _ in rows],
         span=1,
     )
     return Section(title, "How well the agent does when it only plays, next to simple ways to play.", [chart, table])
@@ -132,11 +132,12 @@ def _attack_table(run: Run, bundles: Sequence[Bundle]) -> Table:
     rows = []
     for name in dict.fromkeys(score.name for score in run.attacks):
         scores = [by_place.get((name, radius)) for radius in radii]
-        rows.append([name, *("" if s is None else f"{number(s.mean)}\n{_interval(s)}" for s in scores)])
+        rows.append([name, *("" if s is None else f"{number(s.mean)}\n{interval(s)}" for s in scores)])
     caption = "Mean return and its interval, for each radius ε."
     head = ["attack", *(f"ε = {number(radius)}" for radius in radii)]
     return Table(titled("Attacks", run, bundles), head, rows, caption, span=1)
 
 
-def _interval(score: Score) -> str:
+def interval(score: Score) -> str:
+    """The interval of a mean as text; a dash if it is unknown."""
     return "–" if score.low == score.high == score.mean else f"{number(score.low, 3)} to {number(score.high, 3)}"

@@ -27,6 +27,7 @@ from driftproof.runs import (
     EVENTS,
     MEMBERS,
     METRICS,
+    PHASE_RESULTS,
     RETURN,
     is_population,
 )
@@ -68,6 +69,25 @@ class Score:
 
 
 @dataclass(frozen=True)
+class PhaseScore:
+    """Returns in a phase of the drift, or in several with the same values.
+
+    Attributes:
+        phases: Numbers of the phases.
+        values: Value of each change.
+        score: Returns.
+        is_seen: Whether training had such a phase.
+        is_last: Whether training ended in it.
+    """
+
+    phases: tuple[int, ...]
+    values: dict[str, float]
+    score: Score
+    is_seen: bool
+    is_last: bool
+
+
+@dataclass(frozen=True)
 class Run:
     """One run.
 
@@ -84,6 +104,7 @@ class Run:
         versions: Versions of the libraries that wrote its checkpoints.
         evaluation: Results of the agent, then of baselines.
         attacks: Results of all attacks and radii.
+        phases: Results in every phase of the drift.
         notes: Optional files that could not be read.
     """
 
@@ -99,6 +120,7 @@ class Run:
     versions: dict[str, str] = field(default_factory=dict)
     evaluation: list[Score] = field(default_factory=list)
     attacks: list[Score] = field(default_factory=list)
+    phases: list[PhaseScore] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -191,6 +213,7 @@ def read_run(folder: Path, name: str) -> Run:
         versions=versions,
         evaluation=_evaluation(folder / EVALUATION),
         attacks=_attacks(folder / ATTACK_RESULTS),
+        phases=_phases(folder / PHASE_RESULTS),
         notes=notes,
     )
 
@@ -272,6 +295,19 @@ class _Attacks(BaseModel):
     results: Annotated[list[_Attack], Field(max_length=_MOST_SCORES)]
 
 
+class _Phase(_Result):
+    phases: Annotated[list[Annotated[int, Field(strict=True, ge=0, le=2**53)]], Field(max_length=_MOST_EPISODES)]
+    values: Annotated[dict[str, Number], Field(max_length=_MOST_SCORES)]
+    is_seen: Annotated[bool, Field(strict=True)]
+    is_last: Annotated[bool, Field(strict=True)]
+
+
+class _Phases(BaseModel):
+    """``phases.json``."""
+
+    phases: Annotated[list[_Phase], Field(max_length=_MOST_SCORES)]
+
+
 def _evaluation(path: Path) -> list[Score]:
     found = _scores(path, _Evaluation)
     return [] if found is None else [found.score("agent"), *(of.score(name) for name, of in found.baselines.items())]
@@ -280,6 +316,14 @@ def _evaluation(path: Path) -> list[Score]:
 def _attacks(path: Path) -> list[Score]:
     found = _scores(path, _Attacks)
     return [] if found is None else [result.score() for result in found.results]
+
+
+def _phases(path: Path) -> list[PhaseScore]:
+    found = _scores(path, _Phases)
+    return [
+        PhaseScore(tuple(each.phases), each.values, each.score(""), each.is_seen, each.is_last)
+        for each in ([] if found is None else found.phases)
+    ]
 
 
 def _scores(path: Path, model: type[M]) -> M | None:

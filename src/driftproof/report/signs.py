@@ -129,16 +129,22 @@ def signs(
     title: str, lead: str, which: Sequence[Sign], bundles: Sequence[Bundle], first: Iterable[Chart] = ()
 ) -> Section | Absent:
     """A section of charts: some that are given, then one for each sign that there is data for."""
-    charts, notes = list(first), []
+    drawn, notes = charts_of(which, bundles)
+    if not (charts := [*first, *drawn]):
+        return Absent(title, f"none of its metrics was logged ({which[0].metric}, …)")
+    return Section(title, lead, list(charts), notes)
+
+
+def charts_of(which: Sequence[Sign], bundles: Sequence[Bundle]) -> tuple[list[Chart], list[str]]:
+    """A chart for each sign that there is data for, and notes about those that were 0 all the time."""
+    charts, notes = [], []
     for sign in which:
         values = _values(bundles, sign.metric)
         if sign.quiet and len(values) and not values.any():
             notes.append(sign.quiet)
         else:
             charts += chart_of(sign, bundles)
-    if not charts:
-        return Absent(title, f"none of its metrics was logged ({which[0].metric}, …)")
-    return Section(title, lead, list(charts), notes)
+    return charts, notes
 
 
 def chart_of(sign: Sign, bundles: Sequence[Bundle]) -> list[Chart]:

@@ -10,7 +10,8 @@ import numpy as np
 
 from driftproof.report.bundles import bundled
 from driftproof.report.charts import Absent, Section
-from driftproof.report.learning import drift, learning
+from driftproof.report.drift import drift, forgetting
+from driftproof.report.learning import learning
 from driftproof.report.outcomes import evaluation, robustness
 from driftproof.report.page import render
 from driftproof.report.population import hyperparams, population
@@ -73,6 +74,7 @@ def _page(found: Sequence[Run]) -> str:
         evaluation(bundles),
         robustness(bundles),
         drift(bundles),
+        forgetting(bundles),
         population(bundles),
         hyperparams(bundles),
         signs("Critics", "Two critics foresee distributions of returns.", CRITICS, bundles, fan),

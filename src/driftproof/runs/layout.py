@@ -26,6 +26,8 @@ EVENTS = "population.json"
 EVALUATION = "evaluation.json"
 ATTACK_RESULTS = "attacks.json"
 """Results of evaluation under attack."""
+PHASE_RESULTS = "phases.json"
+"""Results of evaluation in every phase of the drift."""
 SIGNALS = "signals.csv"
 REPORT = "report.html"
 WRITTEN_IN_PLACE = (MEMBERS, CHECKPOINTS, TENSORBOARD, METRICS)
@@ -35,6 +37,17 @@ RETURN = "rollout/ep_rew_mean"
 LENGTH = "rollout/ep_len_mean"
 SUCCESS = "rollout/success_rate"
 """Metrics of recent episodes, as Stable-Baselines3 names them."""
+
+PHASE = "drift/phase"
+"""Metric: phase of the environment's drift."""
+ALARM = "drift/alarm"
+"""Metric: whether the agent noticed a harmful change in an update."""
+ALARMS = "drift/alarms"
+LEVEL = "drift/level"
+"""Metrics: alarms so far, and how far the agent's response to the last one has gone, an index of ``RESPONSES``."""
+RESPONSES = ("none", "forgets and explores", "partly fresh weights", "fresh weights")
+ANCHOR_MOVES = "drift/anchor_moves"
+"""Metric: shifts of observations that the observation normaliser has followed so far."""
 
 
 def is_population(folder: Path) -> bool:

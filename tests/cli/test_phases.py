@@ -1,0 +1,107 @@
+"""``driftproof evaluate --phases``: returns in every phase of a drift, which is held meanwhile."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.cli.commands import SMALL, call
+from tests.cli.test_commands import error
+from tests.report.folders import figure
+
+SCALES = "env.drift=[{kind: reward_scale, schedule: {kind: sudden, every: 20, values: [1, 10, 1, 100]}}]"
+"""Rewards tell the phase: 1 in phases 0 and 2, 10 in phase 1, 100 in phase 3."""
+STEPS = ["--set", "run.total_timesteps=96"]  # 48 of each environment
+POPULATION = ["--set", "pbt.population_size=2", "--set", "pbt.backend=inline", "--set", "pbt.perturbation_interval=1"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+
+    class Capture:
+        def readouterr(self):
+            return type("Nothing", (), {"out": "", "err": ""})
+
+    common = ["--env", "CartPole-v1", "--set", "env.kwargs.max_episode_steps=8", *SMALL, *STEPS, "--runs-dir", folder]
+    for command, more, name in (
+        ("train", ["--set", SCALES], "drifting"),
+        ("tune", ["--set", SCALES, *POPULATION], "population"),
+        ("train", [], "still"),
+    ):
+        assert call(Capture(), command, *common, *more, "--name", name)[0] == 0
+    return folder
+
+
+def phases_of(path):
+    return json.loads(path.read_text())["phases"]
+
+
+@pytest.mark.parametrize("name", ["drifting", "population"])
+def test_returns_in_every_phase(runs, capsys, name):
+    code, output, errors = call(capsys, "evaluate", name, "--phases", "--episodes", 3, "--runs-dir", runs)
+    assert code == 0, errors
+    found = phases_of(runs / name / "phases.json")
+    assert [(each["phases"], each["values"]) for each in found] == [
+        ([0, 2], {"reward_scale": 1}),
+        ([1], {"reward_scale": 10}),
+        ([3], {"reward_scale": 100}),
+    ]
+    assert [each["returns"] for each in found] == [[scale * 8.0] * 3 for scale in (1, 10, 100)], "held in all episodes"
+    assert [each["interval"] for each in found] == [[scale * 8.0] * 2 for scale in (1, 10, 100)]
+    assert [(each["is_seen"], each["is_last"]) for each in found] == [(True, True), (True, False), (False, False)]
+    rows = [line.split("  ") for line in output.splitlines() if "reward_scale" in line]
+    assert [(row[0], row[-1]) for row in rows[::2]] == [("0, 2", "training ended here"), ("3", "not seen in training")]
+    assert f"written to {runs / name}/phases.json" in output
+    assert call(capsys, "report", name, "--runs-dir", runs)[0] == 0
+    assert [trace["y"] for trace in figure(runs / name / "report.html", "Return by phase")["data"][1:]] == [
+        [8],
+        [80],
+        [800],
+    ]
+
+
+def test_the_same_drift_continues_afterwards(runs, capsys):
+    _, before, _ = call(capsys, "evaluate", "drifting", "--runs-dir", runs)
+    call(capsys, "evaluate", "drifting", "--phases", "--runs-dir", runs)
+    assert call(capsys, "evaluate", "drifting", "--runs-dir", runs)[1] == before
+
+
+def test_another_drift(runs, capsys, tmp_path):
+    """Random, in episodes and in other processes."""
+    drift = "env.drift=[{kind: reward_scale, schedule: {kind: random_walk, low: 1, high: 9, deviation: 2}}]"
+    options = ["--set", drift, "--set", "env.vectorization=processes", "--episodes", 2, "--runs-dir", runs]
+    for name in ("one", "two"):
+        code, output, errors = call(capsys, "evaluate", "drifting", "--phases", *options, "--output", tmp_path / name)
+        assert code == 0, errors
+        assert "not seen in training" in output
+    assert (tmp_path / "one").read_text() == (tmp_path / "two").read_text()
+    for each in phases_of(tmp_path / "one"):
+        assert each["returns"] == pytest.approx([8 * each["values"]["reward_scale"]] * 2)
+
+
+def test_of_very_many_phases_some_are_evaluated(runs, capsys, tmp_path):
+    drift = "env.drift=[{kind: reward_scale, schedule: {kind: sudden, every: 1}}]"
+    options = ["--set", drift, "--episodes", 1, "--runs-dir", runs, "--output", tmp_path / "phases.json"]
+    _, output, _ = call(capsys, "evaluate", "drifting", "--phases", *options)
+    assert "the drift has 48 different phases, of which 24 are evaluated" in output
+    found = [each["values"]["reward_scale"] for each in phases_of(tmp_path / "phases.json")]
+    assert (found[0], found[-1], found) == (0, 47, sorted(found))
+    assert len(found) <= 24
+
+
+def test_mistakes_are_one_line(runs, capsys):
+    said = error(capsys, "evaluate", "still", "--phases", "--runs-dir", runs)
+    assert said.startswith("CartPole-v1 has no drift, and so no phases: leave out --phases, or give a drift, such as")
+    said = error(capsys, "evaluate", "drifting", "--phases", "--attack", "mad", "--runs-dir", runs)
+    assert said == "--phases and --attack are two evaluations: give one of them at a time"
+    assert not (runs / "still" / "phases.json").exists()
+
+
+def test_tensorboard_has_the_phase(runs):
+    events = EventAccumulator(str(next((runs / "drifting" / "tensorboard").rglob("events*")).parent))
+    events.Reload()
+    logged = [event.value for event in events.Scalars("drift/phase")]
+    assert logged == [0, 1, 2]
