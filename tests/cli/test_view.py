@@ -69,12 +69,43 @@ def test_one_agent(monkeypatch):
     for step in range(1, 5):
         status.update({"step": step * 100, "rollout/ep_rew_mean": step, "train/entropy_loss": -0.5, "drift/phase": 2.0})
     text = shown(status, 80, monkeypatch)
-    for part in ("400 of 1,000", "steps/s", "return", "4", "entropy", "0.5", "▁▃▆█", "drift/phase"):
+    for part in ("400 of 1,000", "steps/s", "return", "4", "entropy", "0.5", "▁▃▆█", "phase 2"):
         assert part in text, part
     assert status.lines()[0].startswith("step 400 of 1,000  ")
     assert status.lines() == [], "not too often"
     status.update({"step": 1000})
     assert status.lines(), "the end is told"
+
+
+def test_drift_alarms_and_responses_are_told(monkeypatch):
+    status = AgentStatus("runs/one", 0, 1000)
+    quiet = {"drift/alarm": 0.0, "drift/alarms": 0.0, "drift/level": 0.0, "drift/cusum": 0.1, "drift/calibration": 0.2}
+    status.update({"step": 100, "drift/phase": 1.0, "drift/gravity": 9.8, **quiet})
+    text = shown(status, 80, monkeypatch)
+    assert "phase 1; no alarm" in text
+    assert "drift/gravity" in text
+    assert "cusum" not in text
+    status.update(
+        {"step": 200, "drift/phase": 2.0, **quiet, "drift/alarm": 1.0, "drift/alarms": 1.0, "drift/level": 1.0}
+    )
+    status.update({"step": 500, "drift/phase": 2.0, **quiet, "drift/alarms": 1.0, "drift/level": 2.0})
+    told = "phase 2; alarm 1, 300 steps ago; partly fresh weights"
+    assert told in shown(status, 80, monkeypatch)
+    assert told in status.lines()[0]
+    status.update({"step": 1000, "drift/anchor_moves": 3.0, "drift/level": float("nan")})
+    assert "drift alarm, 800 steps ago; shifts followed 3" in status.lines()[0]
+
+
+def test_phases_and_alarms_of_members_are_columns(told, monkeypatch):
+    _, _, runner = told
+    status = PopulationStatus("runs/some", 3, 6, [], 32, "return")
+    status.update(runner)
+    assert "alarms" not in shown(status, 140, monkeypatch)
+    monkeypatch.setitem(runner.latest, 1, {**runner.latest[1], "drift/phase": 17.0, "drift/alarms": 23.0})
+    status.update(runner)
+    text = shown(status, 140, monkeypatch)
+    for part in ("phase", "alarms", "17", "23"):
+        assert part in text
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from driftproof._text import printable
 from driftproof.cli import terminal
-from driftproof.runs import RETURN
+from driftproof.runs import ALARM, ALARMS, ANCHOR_MOVES, LEVEL, PHASE, RESPONSES, RETURN
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,6 +39,8 @@ _SECONDS_BETWEEN_LINES = 2.0
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTORY = 60
 _LONGEST_NAME = 100
+_TOLD_TOGETHER = (PHASE, ALARM, ALARMS, LEVEL, ANCHOR_MOVES, "drift/calibration", "drift/cusum")
+"""Metrics of drift that are shown as one line, see :func:`drift_told`."""
 
 
 class Status(Protocol):
@@ -125,11 +127,14 @@ class AgentStatus:
         self._done_before, self._began = done, time.monotonic()
         self._row: Mapping[str, float] = {}
         self._returns: list[float] = []
+        self._alarm_at: int | None = None
         self._printed_at = -math.inf
 
     def update(self, row: Mapping[str, float]) -> None:
         """Set the metrics of the last update."""
         self.steps, self._row = int(row["step"]), dict(row)
+        if row.get(ALARM, 0.0) > 0:
+            self._alarm_at = self.steps
         if math.isfinite(value := row.get(RETURN, math.nan)):
             self._returns = [*self._returns[1 - _HISTORY :], value]
 
@@ -141,7 +146,10 @@ class AgentStatus:
         if time.monotonic() - self._printed_at < _SECONDS_BETWEEN_LINES and self.steps < self.total:
             return []
         self._printed_at = time.monotonic()
-        signs = "".join(f"  {name} {value}" for name, value in signs_of(self._row).items())
+        told = signs_of(self._row)
+        if drift := drift_told(self._row, self._alarm_at):
+            told["drift"] = drift
+        signs = "".join(f"  {name} {value}" for name, value in told.items())
         return [f"step {self.steps:,} of {self.total:,}  {self.steps_per_second:,.0f} steps/s{signs}"]
 
     def renderable(self) -> RenderableType:
@@ -154,8 +162,11 @@ class AgentStatus:
             table.add_row(f"[dim]{name}", value)
         if len(self._returns) > 1:
             table.add_row("[dim]returns", f"[cyan]{sparkline(self._returns)}")
+        if told := drift_told(self._row, self._alarm_at):
+            is_answered = self._row.get(LEVEL, 0.0) > 0
+            table.add_row("[dim]drift", f"[yellow]{told}" if is_answered else told)
         for name, drift in sorted(self._row.items()):
-            if name.startswith("drift/"):
+            if name.startswith("drift/") and name not in _TOLD_TOGETHER:
                 table.add_row(f"[dim]{_plain(name)}", number(drift))
         parts: list[RenderableType] = [
             progress_bar(self.steps, self.total, f"{self.steps_per_second:,.0f} steps/s", self._began),
@@ -207,6 +218,7 @@ class PopulationStatus:
                 "performance": member.performance,
                 "hyperparams": dict(member.hyperparams),
                 "signs": signs_of(runner.latest.get(i, {})),
+                "drift": {name: runner.latest[i][name] for name in (PHASE, ALARMS) if name in runner.latest.get(i, {})},
                 "mark": marks[i].strip(),
                 "is_best": i == runner.best_member and any(updates),
             }
@@ -259,7 +271,9 @@ class PopulationStatus:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         is_narrow = shutil.get_terminal_size().columns < _WIDE
         names = [name for name in SIGNS if name != "return" and not (is_narrow and name in _LEFT_OUT)]
+        drift = [name for name in (PHASE, ALARMS) if any(name in member["drift"] for member in self._members)]
         heads = [re.sub("[ _.]", "\n", _plain(name)) for name in (*names, *self._shown)]
+        heads += [name.removeprefix("drift/") for name in drift]
         for head in ("", "updates", _plain(self._metric), *heads):
             table.add_column(head, justify="right", vertical="bottom", no_wrap=True)
         table.add_column("took over\nfrom", no_wrap=True)
@@ -271,7 +285,8 @@ class PopulationStatus:
             searched = [_plain(number(member["hyperparams"].get(name))) for name in self._shown]
             style = "bold green" if member["is_best"] else ""
             updates, performance = f"{member['updates']}/{self._total}", number(member["performance"])
-            table.add_row(str(i), updates, performance, *values, *searched, member["mark"], style=style)
+            drifted = [number(member["drift"].get(name)) for name in drift]
+            table.add_row(str(i), updates, performance, *values, *searched, *drifted, member["mark"], style=style)
         return table
 
 
@@ -282,6 +297,28 @@ def signs_of(row: Mapping[str, float]) -> dict[str, str]:
         if metric in row:
             signs[name] = number(-row[metric] if name == "entropy" else row[metric])
     return signs
+
+
+def drift_told(row: Mapping[str, float], alarm_at: int | None = None) -> str:
+    """What is known about the drift, in words: phase, alarms and the agent's response to them; empty if nothing is.
+
+    Args:
+        row: Metrics of an update.
+        alarm_at: Step of the last alarm, if known.
+    """
+    parts = []
+    if math.isfinite(phase := row.get(PHASE, math.nan)):
+        parts.append(f"phase {phase:g}")
+    if (alarms := row.get(ALARMS, 0.0)) > 0 or alarm_at is not None:
+        count = f"alarm {alarms:g}" if alarms > 0 else "alarm"
+        parts.append(count if alarm_at is None else f"{count}, {int(row['step']) - alarm_at:,} steps ago")
+    elif ALARM in row or ALARMS in row:
+        parts.append("no alarm")
+    if (level := row.get(LEVEL, 0.0)) in range(1, len(RESPONSES)):
+        parts.append(RESPONSES[int(level)])
+    if (moves := row.get(ANCHOR_MOVES, 0.0)) > 0:
+        parts.append(f"shifts followed {moves:g}")
+    return "; ".join(parts)
 
 
 def number(value: Any) -> str:
