@@ -175,6 +175,8 @@ CHANGES = Registry(
         "observation_permute": "driftproof.envs.changes:ObservationPermute",
         "observation_scale": "driftproof.envs.changes:ObservationScale",
         "observation_shift": "driftproof.envs.changes:ObservationShift",
+        "observation_offset": "driftproof.envs.changes:ObservationOffset",
+        "observation_flip": "driftproof.envs.changes:ObservationFlip",
         "observation_noise": "driftproof.envs.changes:ObservationNoise",
         "action_permute": "driftproof.envs.changes:ActionPermute",
         "action_gain": "driftproof.envs.changes:ActionGain",

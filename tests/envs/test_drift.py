@@ -21,7 +21,9 @@ from driftproof.envs import (
     DriftWrapper,
     Dynamics,
     Gradual,
+    ObservationFlip,
     ObservationNoise,
+    ObservationOffset,
     ObservationPermute,
     ObservationScale,
     ObservationShift,
@@ -190,6 +192,38 @@ def test_observations_change_places_and_back():
 def test_only_some_change_places():
     env = drifting(Echo(), ObservationPermute(Sudden(every=1), indices=[0, 2]), seed=0)
     assert {tuple(row) for row in observed(env, 20).tolist()} == {(1, 2, 3, 4), (3, 2, 1, 4)}
+
+
+def test_every_number_has_its_own_offset():
+    env = drifting(Echo(), ObservationOffset(Sudden(every=2, values=[0, 1, 0, 2, 1]), deviation=100.0), seed=0)
+    offsets = observed(env, 10)[1:] - [1, 2, 3, 4]
+    assert (offsets[[0, 1, 4, 5]] == 0).all()
+    np.testing.assert_array_equal(offsets[2:4], offsets[8:])
+    assert len(np.unique(offsets[[2, 6]])) == 8
+    other = observed(drifting(Echo(), env.specification, seed=1), 10)[1:] - [1, 2, 3, 4]
+    assert not np.allclose(other[2], offsets[2])
+
+
+def test_offsets_have_the_deviation_they_are_told():
+    space = spaces.Box(0, 9000, (4000,), np.float32)
+    env = drifting(Echo(space), ObservationOffset(Sudden(every=1), indices=range(2000), deviation=3.0), seed=0)
+    offsets = observed(env, 2)[-1] - np.arange(1, 4001)
+    assert offsets[:2000].std() == pytest.approx(3, rel=0.05)
+    assert offsets[:2000].mean() == pytest.approx(0, abs=0.3)
+    assert (offsets[2000:] == 0).all()
+    assert (env.observation_space.low[:2000] == -np.inf).all()
+    assert (env.observation_space.high[2000:] == 9000).all()
+
+
+def test_signs_flip_and_flip_back():
+    env = drifting(Echo(), ObservationFlip(Sudden(every=2, values=[0, 1, 0, 2, 3, 4, 1])), seed=0)
+    signs = observed(env, 14)[1:] / [1, 2, 3, 4]
+    assert (signs[[0, 1, 4, 5]] == 1).all()
+    np.testing.assert_array_equal(signs[2:4], signs[12:])
+    assert (np.abs(signs) == 1).all()
+    assert (signs[[2, 6, 8, 10]] < 0).any(1).all()
+    assert len({tuple(row) for row in signs}) > 3
+    assert env.observation_space == spaces.Box(-10, 10, (4,), np.float32)
 
 
 def test_noise_has_the_deviation_it_is_told():
@@ -439,6 +473,9 @@ def test_changes_without_a_place_are_refused(world, spec, error, message):
         (lambda: ObservationScale(TWO_PHASES, indices=[1, 1]), "each once"),
         (lambda: ObservationNoise(Gradual(1, -1, 5)), "not negative"),
         (lambda: ActionPermute(Gradual(0, -1, 5)), "not negative"),
+        (lambda: ObservationFlip(Gradual(0, -1, 5)), "not negative"),
+        (lambda: ObservationOffset(Gradual(0, -1, 5)), "not negative"),
+        (lambda: ObservationOffset(TWO_PHASES, deviation=0.0), "Invalid deviation: 0.0"),
         (lambda: Dynamics(TWO_PHASES), "Invalid names"),
         (lambda: DriftWrapper(Echo(), [], seed=-1), "Invalid seed: -1"),
     ],

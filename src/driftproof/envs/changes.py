@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from driftproof._arguments import check_count
+from driftproof._arguments import check_count, check_number
 from driftproof._registry import CHANGES, Registry
 from driftproof.envs._specs import to_plain
 from driftproof.envs.schedules import Schedule, schedule
@@ -69,6 +69,14 @@ class Dice:
         """The permutation with a number; only number 0 is the identity. The same number gives the same permutation."""
         return _permutation((*self.seed, number), size) if number else np.arange(size)
 
+    def normal(self, number: int, size: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The standard normal vector with a number; number 0 is zero. The same number gives the same vector."""
+        return _normal((*self.seed, number), size) if number else np.zeros(size)
+
+    def signs(self, number: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The vector of 1 and -1 with a number; only number 0 has no -1. The same number gives the same vector."""
+        return _signs((*self.seed, number), size) if number else np.ones(size, np.int64)
+
 
 @functools.lru_cache(1024)
 def _permutation(seed: tuple[int, ...], size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -77,6 +85,20 @@ def _permutation(seed: tuple[int, ...], size: int) -> np.ndarray[Any, np.dtype[n
         order = generator.permutation(size)
         if (order != np.arange(size)).any():
             return order
+
+
+@functools.lru_cache(1024)
+def _normal(seed: tuple[int, ...], size: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.random.default_rng([*seed, 3]).normal(size=size)
+
+
+@functools.lru_cache(1024)
+def _signs(seed: tuple[int, ...], size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    generator = np.random.default_rng([*seed, 4])
+    while True:
+        signs = 1 - 2 * generator.integers(2, size=size)
+        if (signs < 0).any():
+            return signs
 
 
 @dataclass(frozen=True)
@@ -202,6 +224,46 @@ class ObservationShift(ObservationChange):
 
     def _changed(self, numbers: Any, value: float, dice: Dice) -> Any:
         return numbers + value
+
+
+@dataclass(frozen=True)
+class ObservationOffset(ObservationChange):
+    """Adds a random vector to numbers, as if sensors had been calibrated anew.
+
+    Args:
+        schedule: Schedule of the vector's number: the same number gives the same vector, and 0 adds nothing.
+        indices: Indices of the changed numbers in the flattened observation; ``None``: all.
+        key: Key of the changed part of a dict of observations.
+        deviation: Standard deviation of the vector's numbers, which are normal.
+    """
+
+    deviation: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_not_negative(self, "the number of a vector")
+        check_number("deviation", self.deviation, above=0)
+
+    def _reach(self, low: Any, high: Any) -> tuple[Any, Any]:
+        return -np.inf, np.inf
+
+    def _changed(self, numbers: Any, value: float, dice: Dice) -> Any:
+        return numbers + self.deviation * dice.normal(round(value), len(numbers))
+
+
+class ObservationFlip(ObservationChange):
+    """Flips signs of random numbers, at least one. The schedule gives the number of the choice; 0 flips none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_not_negative(self, "the number of a choice of signs")
+
+    def _reach(self, low: Any, high: Any) -> tuple[Any, Any]:
+        most = np.maximum(np.abs(low), np.abs(high))
+        return -most, most
+
+    def _changed(self, numbers: Any, value: float, dice: Dice) -> Any:
+        return numbers * dice.signs(round(value), len(numbers))
 
 
 class ObservationNoise(ObservationChange):
