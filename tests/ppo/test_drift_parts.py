@@ -14,6 +14,7 @@ from driftproof.config import loads
 from driftproof.config.build import agent_arguments
 from driftproof.config.from_agent import config_from
 from driftproof.ppo import DistributionalPPO
+from driftproof.state import CheckpointError
 
 from .scripted import StepSpy, agent, learn, scripted, weights
 
@@ -187,9 +188,87 @@ class TestLayerNorm:
         assert config_from(learner(layer_norm=True).settings(), 3, {}).drift.layer_norm is True
 
 
+class TestInitDecay:
+    def initial(self, model):
+        saved = model.components()["initial_weights"].state_dict()
+        return torch.cat([saved[name].flatten() for name, _ in model.policy.named_parameters()])
+
+    @pytest.mark.parametrize("optimizer", ["adam", "sgd", "adaptive_upgd", "upgdw"])
+    @pytest.mark.parametrize("masked", [False, True])
+    def test_is_that_of_all_steps_of_an_update(self, optimizer, masked, monkeypatch):
+        model = learner(init_decay=2.0, learning_rate=0.01, optimizer_class=optimizer, batch_size=8)
+        model.learner.step.masked = masked
+        stepped = []
+        StepSpy(monkeypatch, after=lambda *_: stepped.append(weights(model)))
+        (log,) = learn(model)
+        assert log["train/optimizer_steps"] == len(stepped) == 3
+        distance = 0.98**3 * (stepped[-1] - self.initial(model))
+        torch.testing.assert_close(weights(model), self.initial(model) + distance)
+        assert log["train/distance_from_initial"] == pytest.approx(distance.square().mean().sqrt().item(), rel=1e-5)
+
+    def test_steps_that_were_not_taken_do_not_count(self, monkeypatch):
+        model = learner(init_decay=2.0, learning_rate=0.01, batch_size=8, target_kl=1e-9)
+        model.learner.step.masked = True
+        stepped = []
+        StepSpy(monkeypatch, after=lambda *_: stepped.append(weights(model)))
+        (log,) = learn(model)
+        taken = log["train/optimizer_steps"]
+        assert 0 < taken < len(stepped)
+        initial = self.initial(model)
+        torch.testing.assert_close(weights(model), initial + 0.98**taken * (stepped[-1] - initial))
+
+    def test_a_decay_of_everything_restores_the_initial_weights(self):
+        model = learner(init_decay=1e4, learning_rate=1e-3)
+        learn(model)
+        torch.testing.assert_close(weights(model), self.initial(model))
+
+    def test_frozen_parameters_stay(self):
+        model = learner(init_decay=10.0, learning_rate=0.05)
+        frozen = model.policy.actor_network[0].weight
+        frozen.requires_grad_(False).add_(1.0)
+        before = frozen.clone()
+        learn(model)
+        assert torch.equal(frozen, before)
+
+    def test_initial_weights_are_part_of_the_state(self, tmp_path):
+        model = learner(init_decay=0.5)
+        assert "initial_weights" not in learner().components()
+        start = self.initial(model)
+        learn(model, 2)
+        loaded = reloaded(model, tmp_path)
+        other = learner(init_decay=0.5, seed=7)
+        other.set_parameters(model.get_parameters())
+        for each in (model, loaded, other):
+            assert torch.equal(self.initial(each), start)
+        assert loaded.init_decay == 0.5
+
+    def test_wrong_states_are_refused(self):
+        model = learner(init_decay=0.5)
+        part = model.components()["initial_weights"]
+        good = part.state_dict()
+        name = next(iter(good))
+        for wrong in (
+            {},
+            {**good, name: torch.zeros(1)},
+            {**good, name: good[name] * torch.nan},
+            {**good, "x": good[name]},
+        ):
+            with pytest.raises(CheckpointError, match="initial_weights"):
+                part.load_state_dict(wrong)
+        one = learner(init_decay=0.5, policy_kwargs={"twin_critics": False}, seed=9)
+        part.load_state_dict(one.components()["initial_weights"].state_dict())
+        assert torch.equal(part.state_dict()["critics.1.head.linear.weight"], good["critics.1.head.linear.weight"])
+
+    def test_in_configurations(self):
+        assert agent_arguments(loads("drift: {init_decay: 0.1}"))["init_decay"] == 0.1
+        assert config_from(learner(init_decay=0.2).settings(), 3, {}).drift.init_decay == 0.2
+        with pytest.raises(ValueError, match="Invalid init_decay: -1"):
+            learner(init_decay=-1)
+
+
 def test_parts_that_are_off_change_nothing():
     ends = []
-    for arguments in ({}, {"exploration_floor": 0.0, "layer_norm": False}):
+    for arguments in ({}, {"exploration_floor": 0.0, "layer_norm": False, "init_decay": 0.0}):
         model = learner(**arguments)
         learn(model, 2)
         ends.append(weights(model))

@@ -86,7 +86,7 @@ def test_resume_equals_uninterrupted(policy, normalize, continues, tmp_path):
             "vgs": {"statistic": "spatial_mean", "apply_to": "update"},
         },
         {"normalize": True, "continues": True, "settings": {"adversarial": ATTACKED}},
-        {"continuous": True, "settings": {"use_sde": True, "exploration_floor": 0.01}},
+        {"continuous": True, "settings": {"use_sde": True, "exploration_floor": 0.01, "init_decay": 0.5}},
         {"continuous": True, "continues": True, "settings": {"use_sde": True, "sde_sample_freq": 5}},
     ],
     ids=[

@@ -19,6 +19,7 @@ from driftproof.learner.adversary import Adversary
 from driftproof.learner.alarm import CalibrationAlarm, calibration
 from driftproof.learner.entropy import EntropySchedule
 from driftproof.learner.graph import GraphedStep
+from driftproof.learner.initial_weights import InitialWeights
 from driftproof.learner.kl import KLPenalty, KLStop
 from driftproof.learner.losses import Coefficients
 from driftproof.learner.metrics import (
@@ -98,6 +99,7 @@ class Learner:
         kl_stop: Ends an update early once the policy has moved too far.
         kl_penalty: Controller of the KL penalty's coefficient; ``None``: no penalty.
         adversary: Attacks observations and adds a term to the loss.
+        initial_weights: Decays parameters towards their initial values.
         drift_alarm: Detects that returns have fallen below what the critics predict.
         normalizer: Normaliser of observations, for the collector of rollouts.
         value_clip_mode: Which part of a predicted distribution ``clip_range_vf`` bounds.
@@ -116,6 +118,7 @@ class Learner:
         kl_stop: KLStop | None = None,
         kl_penalty: KLPenalty | None = None,
         adversary: Adversary | None = None,
+        initial_weights: InitialWeights | None = None,
         drift_alarm: CalibrationAlarm | None = None,
         normalizer: ObservationNormalizer | None = None,
         value_clip_mode: ClipMode = "mean_only",
@@ -130,7 +133,7 @@ class Learner:
         self.entropy = EntropySchedule() if entropy is None else entropy
         self.kl_stop = KLStop(None, device=device) if kl_stop is None else kl_stop
         self.kl_penalty, self.adversary = kl_penalty, adversary
-        self.normalizer, self.drift_alarm = normalizer, drift_alarm
+        self.normalizer, self.drift_alarm, self.initial_weights = normalizer, drift_alarm, initial_weights
         self.value_clip_mode: ClipMode = value_clip_mode
         self.skipped_in_a_row = 0
         """Consecutive minibatches, up to now, whose loss or gradient was not finite."""
@@ -155,6 +158,7 @@ class Learner:
             "return_scale": self.return_scale,
             "entropy": self.entropy,
             "adversary": self.adversary,
+            "initial_weights": self.initial_weights,
             "drift_alarm": self.drift_alarm,
             "observations": self.normalizer,
         }
@@ -184,6 +188,9 @@ class Learner:
         if self.drift_alarm is not None:
             drift["drift/calibration"] = calibration(policy.heads, rollout.predictions, targets, valid)
         steps = self._optimize(rollout, estimates.advantages, targets, valid, settings)
+        if self.initial_weights is not None:
+            taken = (steps["finite"] * steps["go_on"]).sum()
+            drift |= self.initial_weights.decay(self.optimizer.param_groups[0]["lr"], taken)
         if not is_first:
             scale.observe(estimates.returns, valid)
             old, new = scale.refresh()

@@ -12,6 +12,7 @@ from stable_baselines3.common.policies import BasePolicy
 
 from driftproof.learner.alarm import CalibrationAlarm
 from driftproof.learner.entropy import EntropySchedule
+from driftproof.learner.initial_weights import InitialWeights
 from driftproof.learner.kl import KLPenalty, KLStop
 from driftproof.learner.learner import Learner
 from driftproof.learner.observation_normalizer import ObservationNormalizer, normalizable
@@ -205,6 +206,7 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
             ),
             kl_penalty=kl_penalty,
             adversary=adversary,
+            initial_weights=InitialWeights(policy, self.init_decay) if self.init_decay else None,
             drift_alarm=CalibrationAlarm(self.drift_threshold) if self.drift_alarm else None,
             normalizer=self._make_normalizer(),
             value_clip_mode=self.value_clip_mode or "mean_only",

@@ -12,6 +12,7 @@ _KIT: dict[str, tuple[Any, Any]] = {
     "exploration_floor": (0.0, 0.0),
     "drift_alarm": (True, False),
     "layer_norm": (False, False),
+    "init_decay": (0.0, 0.0),
 }
 """Value of every part with the kit, and without it."""
 
@@ -53,6 +54,14 @@ class DriftSettings:
         None,
         "Layer normalisation without parameters before each activation, and of the output of a recurrent core or a "
         "CNN: units cannot saturate. None: as drift_kit.",
+        section="drift",
+    )
+    init_decay: float | None = setting(
+        None,
+        "Decay of all parameters towards their initial values, times the learning rate, per optimizer step; 0.01 to 1. "
+        "None: as drift_kit.",
+        at_least=0,
+        at_most=LARGE,
         section="drift",
     )
     drift_alarm: bool | None = setting(
