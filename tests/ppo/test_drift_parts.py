@@ -266,9 +266,72 @@ class TestInitDecay:
             learner(init_decay=-1)
 
 
+class TestOptimism:
+    def estimates(self, *levels, **arguments):
+        """Of one rollout, with each of these levels of optimism."""
+        env = scripted([3], [5, 1], [20], truncated=True)
+        model, found = agent(env, gamma=0.9, gae_lambda=0.7, **arguments), []
+
+        def look(model):
+            settings, rollout = model.update_settings(), model._rollout
+            found.extend(model.learner.estimate(rollout, settings._replace(optimism=level)) for level in levels)
+
+        learn(model, before=look)
+        return found
+
+    def test_minus_one_is_the_minimum(self):
+        for alpha in (None, 0.5):
+            minimum, lowest = self.estimates(None, -1.0, cvar_alpha=alpha)
+            for name in ("values", "advantages", "returns"):
+                torch.testing.assert_close(getattr(lowest, name), getattr(minimum, name), atol=1e-4, rtol=1e-4)
+
+    def test_is_for_the_advantages_of_optimists_alone(self):
+        low, middle, high = self.estimates(-1.0, 0.0, 1.0)
+        assert torch.equal(high.values, middle.values)
+        assert torch.equal(high.returns, middle.returns)
+        torch.testing.assert_close(middle.values, torch.stack(middle.by_critic).mean(0))
+        assert (low.values <= middle.values).all()
+        # Advantages are linear in it, as they are in the values.
+        change = high.advantages - middle.advantages
+        torch.testing.assert_close(change, middle.advantages - low.advantages, atol=1e-4, rtol=1e-3)
+        assert change.abs().max() > 0.01
+
+    def test_is_an_optional_hyperparameter(self, tmp_path):
+        model = learner()
+        assert model.optimism is None
+        assert "optimism" not in model.hyperparams
+        model.optimism = 0.5
+        learn(model)
+        assert model.update_settings().optimism == 0.5
+        assert reloaded(model, tmp_path).optimism == 0.5
+        model.optimism = None
+        assert model.update_settings().optimism is None
+        with pytest.raises(ValueError, match="Invalid optimism: -2"):
+            learner(optimism=-2)
+
+    def test_changes_what_is_learned(self):
+        ends = []
+        for level in (None, -1.0, 0.0, 1.0):
+            model = learner(optimism=level, optimizer_class="sgd", learning_rate=0.1)
+            learn(model, 2)
+            ends.append(weights(model))
+        torch.testing.assert_close(ends[0], ends[1], atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(ends[0], ends[2], atol=1e-3)
+        assert not torch.allclose(ends[2], ends[3], atol=1e-3)
+
+    @pytest.mark.parametrize("level", [None, 1.0])
+    def test_one_critic_agrees_with_itself(self, level):
+        minimum, other = self.estimates(None, level, policy_kwargs={"twin_critics": False})
+        assert torch.equal(minimum.advantages, other.advantages)
+
+    def test_in_configurations(self):
+        assert agent_arguments(loads("drift: {optimism: 0.1}"))["optimism"] == 0.1
+        assert config_from(learner(optimism=0.2).settings(), 3, {}).drift.optimism == 0.2
+
+
 def test_parts_that_are_off_change_nothing():
     ends = []
-    for arguments in ({}, {"exploration_floor": 0.0, "layer_norm": False, "init_decay": 0.0}):
+    for arguments in ({}, {"exploration_floor": 0.0, "layer_norm": False, "init_decay": 0.0, "optimism": None}):
         model = learner(**arguments)
         learn(model, 2)
         ends.append(weights(model))

@@ -1,6 +1,6 @@
 """Decay of the parameters towards their initial values, which keeps networks able to learn.
 
-Kumar, Marklund & Van Roy, "Maintaining Plasticity in Continual Learning via Regenerative Regularization", CoLLAs 2025
+Kumar, Marklund & Van Roy, "Maintaining Plasticity in Continual Learning via Regenerative Regularization", 2023
 (arXiv 2308.11958); here decoupled from the gradient, as weight decay is in AdamW.
 """
 

@@ -66,6 +66,7 @@ class UpdateSettings(NamedTuple):
     vf_coef: Number = _DEFAULTS["vf_coef"]
     max_grad_norm: Number = _DEFAULTS["max_grad_norm"]
     exploration_floor: Number = 0.0
+    optimism: float | None = None
     cvar_alpha: float | None = _DEFAULTS["cvar_alpha"]
     normalize_advantage: bool = _DEFAULTS["normalize_advantage"]
     skip_limit: int = _DEFAULTS["skip_limit"]
@@ -76,8 +77,9 @@ class Estimates(NamedTuple):
 
     Attributes:
         by_critic: Values of each critic.
-        values: Minimum over the critics.
-        advantages: Advantages of the actions taken; from CVaR values if ``cvar_alpha`` is set.
+        values: Minimum over the critics; with ``optimism``, their mean, or less.
+        advantages: Advantages of the actions taken; from CVaR values if ``cvar_alpha`` is set, and from values that
+            grow with the critics' disagreement if ``optimism`` is.
         returns: λ-returns, the targets of the critics.
     """
 
@@ -233,14 +235,14 @@ class Learner:
             self._on_device(array) for array in (rollout.rewards, rollout.dones, rollout.truncated, rollout.valid)
         )
 
-        def estimates(alpha: float | None) -> Estimates:
+        def estimates(alpha: float | None, optimism: float | None) -> Estimates:
             by_critic = self._values_by_critic(rollout.predictions, alpha)
-            values = _minimum(by_critic)
-            ends = _minimum(self._values_by_critic(rollout.bootstraps, alpha))
+            values = _joined(by_critic, optimism)
+            ends = _joined(self._values_by_critic(rollout.bootstraps, alpha), optimism)
             advantages, returns = gae(
                 rewards,
                 values,
-                _minimum(self._values_by_critic(rollout.last_predictions, alpha)),
+                _joined(self._values_by_critic(rollout.last_predictions, alpha), optimism),
                 dones,
                 torch.where(truncated, ends, 0),
                 gamma=settings.gamma,
@@ -249,15 +251,17 @@ class Learner:
             )
             return Estimates(by_critic, values, advantages, returns)
 
-        expected = estimates(None)
-        if settings.cvar_alpha is None:
+        # Optimism and CVaR are for the advantages only: critics trained on such returns would compound the bias at
+        # every step. Below 0, optimism is the pessimism that the minimum is, in both.
+        optimism = settings.optimism
+        expected = estimates(None, optimism if optimism is None else min(optimism, 0.0))
+        if settings.cvar_alpha is None and (optimism is None or optimism <= 0):
             return expected
-        # CVaR for the advantages only: critics trained on CVaR returns would compound the pessimism at every step.
-        return expected._replace(advantages=estimates(settings.cvar_alpha).advantages)
+        return expected._replace(advantages=estimates(settings.cvar_alpha, optimism).advantages)
 
     def values(self, predictions: tuple[Tensor, ...]) -> Tensor:
         """Values in units of rewards: the minimum over the critics' means."""
-        return _minimum(self._values_by_critic(predictions, None))
+        return _joined(self._values_by_critic(predictions, None))
 
     def _values_by_critic(self, predictions: tuple[Tensor, ...], alpha: float | None) -> list[Tensor]:
         """Values of each critic: the mean, or CVaR, the mean of the worst share ``alpha``."""
@@ -365,5 +369,11 @@ class Learner:
         return torch.from_numpy(array).to(self.policy.device, non_blocking=True)
 
 
-def _minimum(values: list[Tensor]) -> Tensor:
-    return values[0] if len(values) == 1 else torch.minimum(*values)
+def _joined(values: list[Tensor], optimism: float | None = None) -> Tensor:
+    """The critics' minimum; or their mean plus ``optimism`` times half of their distance; -1 is the minimum."""
+    if len(values) == 1:
+        return values[0]
+    first, second = values
+    if optimism is None:
+        return torch.minimum(first, second)
+    return torch.add((first + second) / 2, (first - second).abs(), alpha=optimism / 2)

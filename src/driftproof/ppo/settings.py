@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 VGS_HYPERPARAMETERS = {name: each for name, each in settings_of(VGSSettings).items() if each.about.is_hyperparameter}
 _VGS_PREFIX = "vgs_"
 """Prefix of the agent's arguments that are single items of ``vgs_kwargs``."""
-_OFF = AgentSettings.off()
+_OFF = {name: value for name, value in AgentSettings.off().items() if value is not None}
 _OPTIONAL = [
     name
     for name, each in HYPERPARAMETERS.items()
     if each.is_optional and not each.has_file_default and name not in _OFF
 ]
-"""Hyper-parameters that may be ``None``; those of the drift kit are numbers once the agent is built."""
+"""Hyper-parameters that may be ``None``; most of the drift kit are numbers once the agent is built."""
 _NOT_GIVEN = "the agent was constructed without it"
 
 

@@ -13,6 +13,7 @@ _KIT: dict[str, tuple[Any, Any]] = {
     "drift_alarm": (True, False),
     "layer_norm": (False, False),
     "init_decay": (0.0, 0.0),
+    "optimism": (None, None),
 }
 """Value of every part with the kit, and without it."""
 
@@ -63,6 +64,15 @@ class DriftSettings:
         at_least=0,
         at_most=LARGE,
         section="drift",
+    )
+    optimism: float | None = setting(
+        None,
+        "Advantages from the mean of twin critics plus this many halves of their distance, so that actions that lead "
+        "to states they disagree on are tried; 0 to 1. -1 is the smaller value. None: the smaller value.",
+        at_least=-1,
+        at_most=LARGE,
+        section="drift",
+        is_hyperparameter=True,
     )
     drift_alarm: bool | None = setting(
         None,
