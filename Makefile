@@ -11,7 +11,7 @@ test test-all test-busy: export OMP_NUM_THREADS := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-plasticity test test-all test-busy test-gpu lint browser docs bench clean
+.PHONY: demo demo-drift demo-plasticity test test-all test-busy test-gpu lint browser docs bench clean
 
 $(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,10 @@ demo: $(CORE)
 	@echo; tail -n 4 runs/demo/signals.csv; echo
 	$(BIN)/driftproof report demo
 	@echo "Open runs/demo/report.html in a browser."
+
+# An agent with the drift kit and Stable-Baselines3's PPO on a CartPole whose sensors are moved, live, and one picture.
+demo-drift: $(INSTALLED)
+	$(BIN)/python examples/drift_demo.py --output runs/drift_demo.png
 
 # Sixty tasks in a row, three optimizers, one picture.
 demo-plasticity: $(INSTALLED)

@@ -12,6 +12,7 @@ from tests import processes
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 ARGUMENTS = {"made_up_prices": ["prices.csv"]}
 SAYS = {
+    "drift_demo": "picture: drift_demo.png",
     "made_up_prices": "written to prices.csv",
     "own_environment": "page: room.html",
     "own_loop": "update 2: episodes of",

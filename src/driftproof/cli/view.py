@@ -39,8 +39,11 @@ _SECONDS_BETWEEN_LINES = 2.0
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTORY = 60
 _LONGEST_NAME = 100
-_TOLD_TOGETHER = (PHASE, ALARM, ALARMS, LEVEL, ANCHOR_MOVES, "drift/calibration", "drift/cusum")
-"""Metrics of drift that are shown as one line, see :func:`drift_told`."""
+_NOT_LISTED = (
+    *(PHASE, ALARM, ALARMS, LEVEL, ANCHOR_MOVES, "drift/anchor_undone"),
+    *("drift/calibration", "drift/cusum", "drift/episode_return", "drift/typical_return"),
+)
+"""Metrics of drift that :func:`drift_told` sums up in one line, and of the alarm."""
 
 
 class Status(Protocol):
@@ -166,7 +169,7 @@ class AgentStatus:
             is_answered = self._row.get(LEVEL, 0.0) > 0
             table.add_row("[dim]drift", f"[yellow]{told}" if is_answered else told)
         for name, drift in sorted(self._row.items()):
-            if name.startswith("drift/") and name not in _TOLD_TOGETHER:
+            if name.startswith("drift/") and name not in _NOT_LISTED:
                 table.add_row(f"[dim]{_plain(name)}", number(drift))
         parts: list[RenderableType] = [
             progress_bar(self.steps, self.total, f"{self.steps_per_second:,.0f} steps/s", self._began),

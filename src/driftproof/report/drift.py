@@ -40,11 +40,23 @@ _SIGNS = (
     ),
     Sign("drift/calibration", "Calibration of the critics", "Of λ-returns among the quantiles that critics predicted."),
     Sign("drift/cusum", "Evidence of a harmful change", "CUSUM of the critics' calibration, which raises the alarm."),
+    Sign("drift/episode_return", "Return, for the alarm", "Mean return of the latest episodes."),
+    Sign(
+        "drift/typical_return",
+        "Typical return, for the alarm",
+        "Of earlier episodes, which the latest must fall below.",
+    ),
     Sign(
         ANCHOR_MOVES,
         "Shifts followed",
         "Shifts of observations that the normaliser has followed so far.",
         quiet="No shift of observations was noticed by the normaliser.",
+    ),
+    Sign(
+        "drift/anchor_undone",
+        "Shifts undone",
+        "Shifts that the normaliser followed and took back, as they had not helped.",
+        quiet="No shift that the normaliser followed was taken back.",
     ),
 )
 
