@@ -71,7 +71,7 @@ class AnchoredStatistics:
 
     def has_shifted(self, start: Array) -> int:
         """How many of the last first observations, with this one, show a shift; 0: none."""
-        if self.start_count < _FEWEST_STARTS:
+        if not self._is_settled:
             return 0
         self.recent = np.concatenate((self.recent, start[None]))[-_WINDOW:]
         z = (self.recent - self.start_mean) / self._start_std()
@@ -86,8 +86,9 @@ class AnchoredStatistics:
         shifted = self.recent[-last:].mean(0)
         self.shift = shifted - self.start_mean
         self.mean = self.mean + self.shift
-        # More episodes refine the estimate, and the mean follows it.
+        # More episodes refine the estimate, and the mean follows it; their spread may have changed too.
         self.start_mean, self.start_weight = shifted, float(last)
+        self.start_count = min(self.start_count, _FEWEST_STARTS / 2)
         self.recent = self.recent[:0]
         self.on_trial, self.misfit, self.former_misfit = _TRIAL, 0.0, 0.0
         self.shifts += 1
@@ -95,14 +96,13 @@ class AnchoredStatistics:
     def learn_start(self, start: Array) -> None:
         """Update with the first observation of an episode."""
         difference = start - self.start_mean
-        is_settled = self.start_count >= _FEWEST_STARTS
-        if is_settled:
+        if self._is_settled:
             bound = _CLIP_STARTS * self._start_std()
             difference = np.clip(difference, -bound, bound)
         self.start_weight = min(self.start_weight + 1, _START_MEMORY)
         step = difference / self.start_weight
         self.start_mean = self.start_mean + step
-        if is_settled:
+        if self._is_settled or self.shifts > 0:
             self.mean = self.mean + step
         self.start_count = min(self.start_count + 1, _START_MEMORY)
         weight = 1 / self.start_count
@@ -139,6 +139,11 @@ class AnchoredStatistics:
         if self.on_trial == 0 and self.former_misfit < self.misfit:
             self.mean = self.mean - self.shift
             self.undone += 1
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether enough episodes are known to tell a shift from chance."""
+        return min(self.start_count, self.start_weight) >= _FEWEST_STARTS
 
     def _start_std(self) -> Array:
         return np.sqrt(np.maximum(self.start_variance, _LEAST_SPREAD**2 * (self.variance + _EPSILON)))

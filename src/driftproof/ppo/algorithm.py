@@ -215,11 +215,18 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
         )
 
     def _make_normalizer(self) -> ObservationNormalizer | None:
-        # Methods of a class that was written for Stable-Baselines3 take observations as they are.
-        if not self.observation_normalizer or not self.policy.predicts_distributions:
+        if not self.observation_normalizer:
             return None
         space = self.observation_space
-        return ObservationNormalizer(space, self.normalizer_memory) if any(normalizable(space)) else None
+        # Methods of a class that was written for Stable-Baselines3 take observations as they are.
+        if self.policy.predicts_distributions and any(normalizable(space)):
+            return ObservationNormalizer(space, self.normalizer_memory)
+        if self.drift_kit:
+            return None  # The kit has other parts.
+        raise ValueError(
+            f"observation_normalizer=True has nothing to normalise: observations {space} of "
+            f"{self.policy_class.__name__}; it needs floating-point numbers and a policy of driftproof"
+        )
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         if policy_name not in self.policy_aliases:

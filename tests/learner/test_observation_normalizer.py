@@ -1,0 +1,228 @@
+"""The observation normaliser: what it finds, follows and undoes, and that it is part of all that an agent does."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from driftproof.learner.observation_normalizer import ObservationNormalizer
+from driftproof.nn.normalization import normalized
+from driftproof.nn.policies import MlpPolicy
+from driftproof.ppo import DistributionalPPO
+from driftproof.state import CheckpointError, compare
+
+VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+EPISODE = 20
+
+
+def observe(normalizer, episodes, rng, offset=0.0, start_offset=0.0, gain=1.0):
+    """Episodes that begin near 0 and wander off; one environment, a rollout every four episodes."""
+    for episode in range(episodes):
+        state = rng.normal(0, 0.05, 3) + start_offset
+        for step in range(EPISODE):
+            normalizer.observe(np.float32([state * gain + offset]), np.array([step == 0]))
+            state = 0.8 * state + rng.normal(0, 0.5, 3)
+        if episode % 4 == 3:
+            normalizer.learn()
+
+
+def mean_of(normalizer):
+    return normalizer.moments[""].mean.numpy()
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def test_a_shift_of_all_sensors_is_found_at_the_first_episode(rng):
+    normalizer = ObservationNormalizer(VECTOR)
+    observe(normalizer, 60, rng)
+    before, offset = mean_of(normalizer), np.array([2.0, -1.0, 3.0])
+    normalizer.observe(np.float32([rng.normal(0, 0.05, 3) + offset]), np.array([True]))
+    assert normalizer.metrics()["drift/anchor_moves"] == 1
+    np.testing.assert_allclose(mean_of(normalizer) - before, offset, atol=0.2)
+
+
+def test_the_estimate_of_a_shift_becomes_better_with_more_episodes(rng):
+    normalizer = ObservationNormalizer(VECTOR)
+    observe(normalizer, 60, rng)
+    before, offset = mean_of(normalizer), np.array([2.0, -1.0, 3.0])
+    observe(normalizer, 12, rng, offset)
+    assert normalizer.metrics() == {"drift/anchor_moves": 1, "drift/anchor_undone": 0}
+    np.testing.assert_allclose(mean_of(normalizer) - before, offset, atol=0.08)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_a_world_that_stands_still_has_no_shifts(seed):
+    normalizer = ObservationNormalizer(VECTOR)
+    observe(normalizer, 200, np.random.default_rng(seed))
+    assert normalizer.metrics()["drift/anchor_moves"] == 0
+
+
+def test_a_shift_is_undone_if_episodes_only_begin_elsewhere(rng):
+    normalizer = ObservationNormalizer(VECTOR)
+    observe(normalizer, 60, rng)
+    before = mean_of(normalizer)
+    observe(normalizer, 24, rng, start_offset=np.array([2.0, -1.0, 3.0]))
+    assert normalizer.metrics() == {"drift/anchor_moves": 1, "drift/anchor_undone": 1}
+    np.testing.assert_allclose(mean_of(normalizer), before, atol=0.5)
+
+
+def test_starts_with_another_spread_do_not_move_it_again_and_again(rng):
+    normalizer = ObservationNormalizer(VECTOR)
+    observe(normalizer, 60, rng)
+    for _ in range(100):
+        normalizer.observe(np.float32([rng.normal(0, 3.0, 3)]), np.array([True]))
+    assert normalizer.metrics()["drift/anchor_moves"] <= 4
+
+
+def test_outliers_before_a_shift_is_noticed_do_not_spoil_the_scale(rng):
+    normalizer = ObservationNormalizer(VECTOR)
+    observe(normalizer, 100, rng)
+    before = normalizer.moments[""].std
+    for _ in range(40):  # The rest of an episode, thousands of standard deviations away.
+        normalizer.observe(np.float32([[5000.0, 5000.0, 5000.0]]), np.array([False]))
+    normalizer.learn()
+    assert (normalizer.moments[""].std < 1.5 * before).all()
+
+
+def test_a_new_scale_is_learned_within_the_memory(rng):
+    normalizer = ObservationNormalizer(VECTOR, memory=2000)
+    observe(normalizer, 100, rng)
+    before = normalizer.moments[""].std
+    observe(normalizer, 300, rng, gain=3.0)
+    np.testing.assert_allclose(normalizer.moments[""].std / before, 3.0, rtol=0.15)
+
+
+def test_normalised_observations_have_mean_zero_and_unit_variance(rng):
+    normalizer = ObservationNormalizer(VECTOR)
+    seen = np.float32(rng.normal([1.0, -50.0, 0.0], [1e-3, 10.0, 1.0], (4000, 3)))
+    for rows in seen.reshape(500, 8, 3):
+        normalizer.observe(rows, np.zeros(8, dtype=bool))
+    normalizer.learn()
+    result = normalized(torch.from_numpy(seen), normalizer.moments)
+    assert result.dtype is torch.float32
+    assert torch.allclose(result.mean(0), torch.zeros(3), atol=0.05)
+    assert torch.allclose(result.std(0), torch.ones(3), atol=0.05)
+
+
+def test_only_floating_point_parts_of_a_dict_are_normalised():
+    space = spaces.Dict({"a": VECTOR, "image": spaces.Box(0, 255, (4, 4, 1), np.uint8), "n": spaces.Discrete(3)})
+    assert set(ObservationNormalizer(space).moments) == {"a"}
+
+
+def test_a_state_with_wrong_numbers_is_refused_and_changes_nothing(rng):
+    normalizer = ObservationNormalizer(VECTOR)
+    observe(normalizer, 20, rng)
+    before = normalizer.state_dict()
+    for key, wrong in {"mean": torch.zeros(2).double(), "variance": -torch.ones(3).double(), "shifts": -1}.items():
+        with pytest.raises(CheckpointError, match=key):
+            normalizer.load_state_dict({"": {**before[""], key: wrong}})
+    assert not compare(before, normalizer.state_dict())
+
+
+class Shifted(gymnasium.ObservationWrapper):
+    """CartPole whose sensors shift at a step."""
+
+    def __init__(self, at):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.at, self.steps = at, 0
+        self.observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+
+    def step(self, action):
+        self.steps += 1
+        return super().step(action)
+
+    def observation(self, observation):
+        offset = np.array([3.0, -2.0, 1.0, -4.0], np.float32) if self.steps >= self.at else np.float32(0)
+        return (observation + offset).astype(np.float32)
+
+
+def returns_of(agent, episodes=10):
+    env = Shifted(0)
+    totals = []
+    for seed in range(episodes):
+        observation, _ = env.reset(seed=seed)
+        total, ended = 0.0, False
+        while not ended:
+            action, _ = agent.predict(observation, deterministic=True)
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total, ended = total + reward, terminated or truncated
+        totals.append(total)
+    return np.mean(totals)
+
+
+def test_an_agent_survives_a_shift_of_its_sensors():
+    made = {}
+    for normalize in (True, False):
+        made[normalize] = DistributionalPPO(
+            "MlpPolicy", Shifted(12_000), n_steps=800, learning_rate=1e-3, seed=0, observation_normalizer=normalize
+        ).learn(12_800)
+    assert returns_of(made[True]) > 100
+    assert returns_of(made[False]) < 50
+
+
+@pytest.fixture(scope="module")
+def agent():
+    return DistributionalPPO("MlpPolicy", "CartPole-v1", n_steps=128, seed=0, observation_normalizer=True).learn(512)
+
+
+SEEN = np.random.default_rng(1).normal(0.5, 1, (5, 4)).astype(np.float32)
+
+
+def test_what_the_policy_says_is_of_normalised_observations(agent):
+    raw = torch.from_numpy(SEEN)
+    moments = agent.learner.normalizer.moments[""]
+    by_hand = ((raw - moments.mean) / moments.std).clamp(-10, 10).float()
+    values, own = agent.policy.predict_values(raw), agent.policy.normalizer
+    agent.policy.normalizer = None
+    try:
+        assert torch.equal(values, agent.policy.predict_values(by_hand))
+    finally:
+        agent.policy.normalizer = own
+
+
+def test_a_saved_agent_and_a_saved_policy_see_the_same(agent, tmp_path):
+    agent.save(tmp_path / "agent.zip")
+    agent.policy.save(tmp_path / "policy.zip")
+    loaded = DistributionalPPO.load(tmp_path / "agent.zip")
+    alone = MlpPolicy.load(tmp_path / "policy.zip")
+    values = agent.policy.predict_values(torch.from_numpy(SEEN))
+    assert torch.equal(values, loaded.policy.predict_values(torch.from_numpy(SEEN)))
+    assert torch.equal(values, alone.predict_values(torch.from_numpy(SEEN)))
+    assert not compare(agent.learner.normalizer.state_dict(), loaded.learner.normalizer.state_dict())
+
+
+def test_another_agent_takes_the_statistics_over(agent):
+    other = DistributionalPPO("MlpPolicy", "CartPole-v1", n_steps=128, seed=1, observation_normalizer=True)
+    other.set_parameters(agent.get_parameters())
+    raw = torch.from_numpy(SEEN)
+    assert torch.equal(agent.policy.predict_values(raw), other.policy.predict_values(raw))
+
+
+def test_rollouts_hold_normalised_observations_and_callbacks_see_raw_ones(agent):
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    seen = []
+
+    class Looks(BaseCallback):
+        def _on_step(self):
+            seen.append(self.locals["obs_tensor"].clone())
+            return True
+
+    agent.learn(128, callback=Looks(), reset_num_timesteps=False)
+    assert torch.cat(seen)[:, 0].abs().max() < 3
+    assert not torch.equal(torch.stack(seen), torch.as_tensor(agent.rollout_buffer.observations))
+
+
+def test_explicitly_normalising_nothing_is_an_error():
+    with pytest.raises(ValueError, match="nothing to normalise"):
+        DistributionalPPO("MlpPolicy", "FrozenLake-v1", observation_normalizer=True)
+    assert DistributionalPPO("MlpPolicy", "FrozenLake-v1", drift_kit=True).learner.normalizer is None
