@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import gymnasium
 import numpy as np
 import pytest
@@ -329,9 +331,84 @@ class TestOptimism:
         assert config_from(learner(optimism=0.2).settings(), 3, {}).drift.optimism == 0.2
 
 
+class TestRecycling:
+    WIDE: ClassVar = {"net_arch": [6, 5]}
+
+    @pytest.mark.parametrize("activation", [torch.nn.Tanh, torch.nn.ReLU])
+    @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy", "MlpGruPolicy"])
+    def test_dormant_units_start_anew_and_the_policy_stays(self, policy, activation):
+        """Dense and recurrent units that are constant get fresh weights; what the networks compute is the same."""
+        networks = {**self.WIDE, "activation_fn": activation}
+        model = learner(policy=policy, policy_kwargs=networks, recycle_dormant=0.01, learning_rate=0.0)
+        networks, core = model.policy, model.policy.critic_core
+        dense = networks.actor_network[0]
+        with torch.no_grad():
+            dense.bias[2] = 50.0 if activation is torch.nn.Tanh else -50.0
+            networks.critics[1].network[2].bias[0] = -50.0
+            if core.parts:
+                # The last unit remains 0: the output gate of an LSTM is closed, the update gate of a GRU open.
+                gate, bias = (3, -50.0) if core.parts == 2 else (1, 50.0)
+                core.recurrence.bias_ih_l0[(gate + 1) * core.units - 1] = bias
+        old = {name: p.detach().clone() for name, p in networks.named_parameters()}
+        (log,) = learn(model, before=self.look)
+        assert 0 < log["train/dormant_units"] < 0.3
+        assert not torch.equal(dense.weight[2], old["actor_network.0.weight"][2])
+        assert torch.equal(dense.weight[:2], old["actor_network.0.weight"][:2])
+        assert (networks.actor_network[2].weight[:, 2] == 0).all()
+        assert (networks.critics[1].head.linear.weight[:, 0] == 0).all()
+        if core.parts:
+            assert (networks.critics[0].network[0].weight[:, core.units - 1] == 0).all()
+            assert (core.recurrence.weight_hh_l0[:, core.units - 1] == 0).all()
+        now = self.outputs(model)
+        torch.testing.assert_close(now, self.before, atol=2e-4, rtol=2e-4)
+        assert learn(model)[0]["train/dormant_units"] < log["train/dormant_units"]
+
+    def look(self, model):
+        self.before = self.outputs(model)
+
+    @torch.no_grad()
+    def outputs(self, model):
+        """Of the first steps of the first environment, before its episode ends."""
+        policy = model.policy
+        if not hasattr(self, "seen"):
+            self.seen = model._rollout.observations[:3, :1].clone()
+        parameters, predictions = policy.evaluate(self.seen, policy.initial_state(1))
+        return torch.cat((parameters, *predictions), -1)
+
+    @pytest.mark.parametrize("optimizer", ["adam", "adaptive_upgd"])
+    def test_moments_of_recycled_units_start_anew(self, optimizer):
+        model = learner(policy_kwargs=self.WIDE, recycle_dormant=0.01, optimizer_class=optimizer)
+        learn(model, 2)
+        layers = model.policy.actor_network
+        with torch.no_grad():
+            layers[0].bias[2] = 50.0
+        learn(model)
+        state = model.policy.optimizer.state
+        for name in [name for name, value in state[layers[0].weight].items() if value.dim() == 2]:
+            assert (state[layers[0].weight][name][2] == 0).all()
+            assert (state[layers[2].weight][name][:, 2] == 0).all()
+            assert (state[layers[0].weight][name][3] != 0).any()
+
+    def test_needs_networks_of_ours(self):
+        class Own(ActorCriticPolicy):
+            pass
+
+        with pytest.raises(ValueError, match=r"recycle_dormant=0.1 needs a policy of driftproof"):
+            DistributionalPPO(Own, scripted([3]), recycle_dormant=0.1)
+
+    def test_in_configurations(self, tmp_path):
+        assert agent_arguments(loads("drift: {recycle_dormant: 0.1}"))["recycle_dormant"] == 0.1
+        model = learner(recycle_dormant=0.2)
+        assert config_from(model.settings(), 3, {}).drift.recycle_dormant == 0.2
+        assert reloaded(model, tmp_path).learner.recycle_dormant == 0.2
+
+
 def test_parts_that_are_off_change_nothing():
     ends = []
-    for arguments in ({}, {"exploration_floor": 0.0, "layer_norm": False, "init_decay": 0.0, "optimism": None}):
+    for arguments in (
+        {},
+        {"exploration_floor": 0.0, "layer_norm": False, "init_decay": 0.0, "optimism": None, "recycle_dormant": 0.0},
+    ):
         model = learner(**arguments)
         learn(model, 2)
         ends.append(weights(model))

@@ -68,7 +68,7 @@ def test_resume_equals_uninterrupted(policy, normalize, continues, tmp_path):
         {"subproc": True, "normalize": True},
         {"subproc": True, "normalize": True, "continues": True},
         {"stack": True, "normalize": True, "continues": True, "policy": "MlpPolicy"},
-        {"policy": "MlpGruPolicy", "continues": True, "settings": {"layer_norm": True}},
+        {"policy": "MlpGruPolicy", "continues": True, "settings": {"layer_norm": True, "recycle_dormant": 0.5}},
         {"drift": True, "normalize": True},
         {"drift": True, "continues": True, "subproc": True},
         {"drift": "sync"},

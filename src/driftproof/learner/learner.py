@@ -36,6 +36,8 @@ from driftproof.learner.return_scale import ReturnScale
 from driftproof.learner.rollout import Rollout
 from driftproof.learner.step import OptimizerStep
 from driftproof.nn.heads import ClipMode
+from driftproof.nn.segments import Segments
+from driftproof.nn.types import PolicyState, map_observation
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
 from driftproof.settings.agent import AgentSettings
 from driftproof.settings.batches import Batches, cut
@@ -104,6 +106,7 @@ class Learner:
         initial_weights: Decays parameters towards their initial values.
         drift_alarm: Detects that returns have fallen below what the critics predict.
         normalizer: Normaliser of observations, for the collector of rollouts.
+        recycle_dormant: Score up to which units are dormant and are recycled after every update; 0: none are.
         value_clip_mode: Which part of a predicted distribution ``clip_range_vf`` bounds.
         cuda_graph: Capture the optimizer step in a CUDA graph.
         mixed_precision: Run the networks in bfloat16.
@@ -123,6 +126,7 @@ class Learner:
         initial_weights: InitialWeights | None = None,
         drift_alarm: CalibrationAlarm | None = None,
         normalizer: ObservationNormalizer | None = None,
+        recycle_dormant: float = 0.0,
         value_clip_mode: ClipMode = "mean_only",
         cuda_graph: bool = False,
         mixed_precision: bool = False,
@@ -137,6 +141,7 @@ class Learner:
         self.kl_penalty, self.adversary = kl_penalty, adversary
         self.normalizer, self.drift_alarm, self.initial_weights = normalizer, drift_alarm, initial_weights
         self.value_clip_mode: ClipMode = value_clip_mode
+        self.recycle_dormant = recycle_dormant
         self.skipped_in_a_row = 0
         """Consecutive minibatches, up to now, whose loss or gradient was not finite."""
 
@@ -193,6 +198,8 @@ class Learner:
         if self.initial_weights is not None:
             taken = (steps["finite"] * steps["go_on"]).sum()
             drift |= self.initial_weights.decay(self.optimizer.param_groups[0]["lr"], taken)
+        if self.recycle_dormant:
+            drift["train/dormant_units"] = self._recycle(rollout)
         if not is_first:
             scale.observe(estimates.returns, valid)
             old, new = scale.refresh()
@@ -325,6 +332,22 @@ class Learner:
             if not self.step.masked and steps[-1]["go_on"] == 0:
                 break  # Stopped early: further steps would do nothing.
         return StepMetrics.stack(steps)
+
+    @torch.no_grad()
+    def _recycle(self, rollout: Rollout) -> Tensor:
+        """Recycle dormant units, judged by the rollout, or by its first chunk; returns their share."""
+        policy, steps = self.policy, rollout.chunk if self.policy.is_recurrent else rollout.steps
+        state = PolicyState(*(tuple(part[0] for part in parts) for parts in rollout.states))
+        segments = Segments.cut(rollout.starts[:steps], policy.device) if policy.is_recurrent else None
+        observations = map_observation(rollout.observations, lambda part: part[:steps])
+        policy.train(False)
+        share, replaced = policy.recycle(observations, state, segments, self.recycle_dormant)
+        policy.train(True)
+        for parameter, mask in replaced.items():
+            for value in self.optimizer.state.get(parameter, {}).values():
+                if isinstance(value, Tensor) and value.shape == mask.shape:
+                    value.masked_fill_(mask, 0)
+        return share
 
     def _batches(self, rollout: Rollout, settings: UpdateSettings) -> Batches:
         return cut(rollout.steps, rollout.envs, settings.batch_size, rollout.chunk, self.policy.is_recurrent)

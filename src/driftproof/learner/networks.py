@@ -94,3 +94,8 @@ class Policy(Protocol):
         self, observation: Observation, state: PolicyState, segments: Segments | None = None, keep: Tensor | None = None
     ) -> Evaluation:
         """Evaluate sequences of observations ``[T, B, ...]`` from their initial recurrent state."""
+
+    def recycle(
+        self, observation: Observation, state: PolicyState, segments: Segments | None, threshold: float
+    ) -> tuple[Tensor, dict[Tensor, Tensor]]:
+        """Recycle dormant units: their share, and masks of what was replaced. Needed for ``recycle_dormant`` only."""

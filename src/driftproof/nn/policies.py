@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from gymnasium import spaces
@@ -31,10 +32,13 @@ from driftproof.nn.distributions import Gaussian, distribution_for
 from driftproof.nn.exploration import StateDependentExploration
 from driftproof.nn.heads import CategoricalHead, QuantileHead, ValueHead
 from driftproof.nn.networks import Critic, dense_network, layer_widths, output_width
+from driftproof.nn.recycling import recycle
 from driftproof.nn.segments import Segments
 from driftproof.nn.types import Evaluation, Observation, PolicyState, map_observation
 from driftproof.settings.definition import documented, settings_of, takes
 from driftproof.settings.policy import PolicySettings
+
+Self = TypeVar("Self", bound="DistributionalPolicy")
 
 
 @documented(PolicySettings)
@@ -285,6 +289,16 @@ class DistributionalPolicy(Acting):
         """Whether a state is that of a policy with one critic, while this one has two."""
         keys = [key for key in state_dict if key.startswith("critics.")]
         return len(self.critics) == 2 and bool(keys) and not any(key.startswith("critics.1.") for key in keys)
+
+    def recycle(
+        self, observation: Observation, state: PolicyState, segments: Segments | None, threshold: float
+    ) -> tuple[Tensor, dict[Tensor, Tensor]]:
+        """Recycle units that are dormant in these sequences; see :func:`driftproof.nn.recycling.recycle`."""
+        return recycle(self, partial(self.evaluate, observation, state, segments), threshold)
+
+    def fresh(self: Self) -> Self:
+        """A policy like this one with new random weights, drawn from torch's global generator."""
+        return type(self)(**self._get_constructor_parameters())
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         """Constructor arguments of this policy. Subclasses add their own."""

@@ -209,6 +209,7 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
             initial_weights=InitialWeights(policy, self.init_decay) if self.init_decay else None,
             drift_alarm=CalibrationAlarm(self.drift_threshold) if self.drift_alarm else None,
             normalizer=self._make_normalizer(),
+            recycle_dormant=self.recycle_dormant or 0.0,
             value_clip_mode=self.value_clip_mode or "mean_only",
             cuda_graph=self.cuda_graph,
             mixed_precision=self.mixed_precision,

@@ -81,7 +81,15 @@ def resolved(given: AgentSettings) -> AgentSettings:
     )
     is_scaled, vgs_kwargs = _resolved_vgs(given)
     parts = given.parts()
-    parts["layer_norm"] = _resolved_layer_norm(given, policy_kwargs)
+    if not getattr(as_policy(given.policy), "predicts_distributions", True):
+        # Networks of a class that was written for Stable-Baselines3 are its own.
+        parts |= {name: _OFF[name] for name in ("layer_norm", "recycle_dormant") if getattr(given, name) is None}
+    inner = policy_kwargs.get("layer_norm")
+    if inner is not None and given.layer_norm not in (None, inner):
+        raise ArgumentError(
+            f"layer_norm={given.layer_norm!r} and policy_kwargs['layer_norm']={inner!r} are two values of one setting"
+        )
+    parts["layer_norm"] = parts["layer_norm"] if inner is None else inner
     if parts["layer_norm"]:
         policy_kwargs["layer_norm"] = True
     return replace(
@@ -97,20 +105,6 @@ def resolved(given: AgentSettings) -> AgentSettings:
         seed=None if given.seed is None else int(given.seed),
         sde_sample_freq=int(given.sde_sample_freq),
     )
-
-
-def _resolved_layer_norm(given: AgentSettings, policy_kwargs: Mapping[str, Any]) -> bool:
-    """Whether networks have layer normalisation, from the agent's arguments or from those of the networks."""
-    inner, switch = policy_kwargs.get("layer_norm"), given.layer_norm
-    if inner is not None and switch is not None and inner != switch:
-        raise ArgumentError(
-            f"layer_norm={switch!r} and policy_kwargs['layer_norm']={inner!r} are two values of one setting"
-        )
-    if inner is None and switch is None:
-        # Networks of a class that was written for Stable-Baselines3 are its own.
-        wanted: bool = given.parts()["layer_norm"]
-        return wanted and getattr(as_policy(given.policy), "predicts_distributions", True)
-    return bool(switch if inner is None else inner)
 
 
 def _resolved_vgs(given: AgentSettings) -> tuple[bool, dict[str, Any]]:
@@ -218,6 +212,7 @@ def _check_adapted(agent: DistributionalPPO) -> None:
     for name, value in {
         "use_sde": agent.use_sde,
         "layer_norm": agent.layer_norm,
+        "recycle_dormant": agent.recycle_dormant,
         "cuda_graph": agent.cuda_graph,
         "cvar_alpha": agent.hyperparams.get("cvar_alpha"),
     }.items():

@@ -14,6 +14,7 @@ _KIT: dict[str, tuple[Any, Any]] = {
     "layer_norm": (False, False),
     "init_decay": (0.0, 0.0),
     "optimism": (None, None),
+    "recycle_dormant": (0.0, 0.0),
 }
 """Value of every part with the kit, and without it."""
 
@@ -73,6 +74,14 @@ class DriftSettings:
         at_most=LARGE,
         section="drift",
         is_hyperparameter=True,
+    )
+    recycle_dormant: float | None = setting(
+        None,
+        "After every update, give fresh input weights to units of dense networks, LSTMs and GRUs whose activations "
+        "vary at most so much, relative to their layer; 0.01 to 0.1. None: as drift_kit.",
+        at_least=0,
+        below=1,
+        section="drift",
     )
     drift_alarm: bool | None = setting(
         None,
