@@ -304,6 +304,7 @@ class Learner:
             self.vgs.reset_history()
         if self.adversary is not None:
             self.adversary.begin_update()
+        self.step.begin_update()
         self.step.clip_mode = None if settings.clip_range_vf is None else self.value_clip_mode
         floor = settings.exploration_floor
         self.step.exploration_floor = isinstance(floor, Tensor) or floor > 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from driftproof.nn.dense import DenseNetworks
 from driftproof.nn.heads import ValueHead
 from driftproof.nn.segments import Segments
 from driftproof.nn.types import Evaluation, Observation, PolicyState, RolloutNoise, RolloutStep
@@ -99,3 +100,13 @@ class Policy(Protocol):
         self, observation: Observation, state: PolicyState, segments: Segments | None, threshold: float
     ) -> tuple[Tensor, dict[Tensor, Tensor]]:
         """Recycle dormant units: their share, and masks of what was replaced. Needed for ``recycle_dormant`` only."""
+
+@runtime_checkable
+class HasDenseNetworks(Protocol):
+    """Policy that may be nothing but dense layers on its observations."""
+
+    def dense_networks(self) -> DenseNetworks | None:
+        """Actor and critics, which then are differentiated without autograd; ``None`` if there is more to them."""
+
+    def evaluate_dense(self, networks: DenseNetworks, observation: Observation) -> Evaluation:
+        """What ``evaluate`` returns, with gradients that end at the outputs of these networks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -15,8 +16,9 @@ from driftproof.learner.adversary import Adversary
 from driftproof.learner.kl import KLStop
 from driftproof.learner.losses import Coefficients, ppo_losses
 from driftproof.learner.metrics import StepMetrics
-from driftproof.learner.networks import Policy
+from driftproof.learner.networks import HasDenseNetworks, Policy
 from driftproof.learner.rollout import Minibatch
+from driftproof.nn.dense import DenseNetworks
 from driftproof.nn.heads import ClipMode
 from driftproof.nn.types import Evaluation
 from driftproof.optim import VarianceGradientScaler
@@ -64,9 +66,13 @@ class OptimizerStep:
         normalisers = (m for m in policy.modules() if isinstance(m, nn.modules.batchnorm._NormBase))
         self._statistics = [buffer for module in normalisers for buffer in module.buffers(recurse=False)]
         self._has_stepped = False
+        self._dense: DenseNetworks | None = None
+        """Actor and critics, if they are to be differentiated without autograd."""
         self._present: list[int] = []
         self._rows: list[Tensor] = []
         self._views: list[Tensor] = []
+        self._places: dict[int, Tensor] = {}
+        """The views by the ids of their parameters."""
         self._scales_all = False
         self._groups = torch.empty(0)
         """Which rows, or gradients, belong to which critic, and to the whole: 0 or 1 ``[rows, critics + 1]``."""
@@ -75,6 +81,16 @@ class OptimizerStep:
     def is_ready(self) -> bool:
         """Whether the optimizer's state has been created."""
         return self._has_stepped or bool(self.optimizer.state)
+
+    def begin_update(self) -> None:
+        """Look at the networks, which may have changed since the last update."""
+        policy, self._dense = self.policy, None
+        is_alone = self.adversary is None and isinstance(self.autocast(), contextlib.nullcontext)
+        if is_alone and not self._statistics and isinstance(policy, HasDenseNetworks):
+            self._dense = policy.dense_networks()
+        if self._dense is not None and not self._present:
+            # The first gradients, too, go to their place: matrix products may round by where they are written to.
+            self._arrange([p for group in self.optimizer.param_groups for p in group["params"]])
 
     def __call__(self, batch: Minibatch, c: Coefficients) -> StepMetrics:
         """Take the step, unless the loss or a gradient is not finite or the update was stopped; returns its metrics."""
@@ -85,6 +101,8 @@ class OptimizerStep:
             for param in group["params"]:
                 param.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
+        if self._dense is not None:
+            self._dense.backward(self._places)
         metrics |= self._finish(loss.detach(), go_on, c)
         for tensor, before in statistics:
             taken = (metrics["finite"] * metrics["go_on"]) > 0
@@ -93,10 +111,7 @@ class OptimizerStep:
 
     def losses(self, batch: Minibatch, c: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and metrics by name."""
-        with self.autocast():
-            parameters, predictions = self.policy.evaluate(batch.observations, batch.state, batch.segments, batch.keep)
-        parameters, predictions = parameters.float(), tuple(p.float() for p in predictions)
-        evaluation = Evaluation(parameters, predictions)
+        evaluation = self._evaluate(batch)
         loss, metrics = ppo_losses(
             *(self.policy.distribution, self.policy.heads[0], evaluation, batch, c),
             clip_mode=self.clip_mode,
@@ -110,6 +125,15 @@ class OptimizerStep:
             metrics |= {f"adversarial/{name}": number for name, number in robust_metrics.items()}
         metrics["loss"] = loss
         return loss, metrics
+
+    def _evaluate(self, batch: Minibatch) -> Evaluation:
+        """The networks' outputs in float32."""
+        if self._dense is not None:
+            assert isinstance(self.policy, HasDenseNetworks)
+            return self.policy.evaluate_dense(self._dense, batch.observations)
+        with self.autocast():
+            parameters, predictions = self.policy.evaluate(batch.observations, batch.state, batch.segments, batch.keep)
+        return Evaluation(parameters.float(), tuple(p.float() for p in predictions))
 
     @torch.no_grad()
     def _finish(self, loss: Tensor, go_on: Tensor, c: Coefficients) -> dict[str, Tensor]:
@@ -155,18 +179,19 @@ class OptimizerStep:
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
         present: list[Tensor] = [p for p in params if p.grad is not None]
         if list(map(id, present)) != self._present:
-            self._present = list(map(id, present))
             self._arrange(present)
         grads: list[Any] = [p.grad for p in present]
         if not self._rows:
             return grads
-        torch._foreach_copy_(self._views, grads)
-        for param, view in zip(present, self._views, strict=True):
-            param.grad = view
+        if moved := [i for i, view in enumerate(self._views) if grads[i] is not view]:
+            torch._foreach_copy_([self._views[i] for i in moved], [grads[i] for i in moved])
+            for i in moved:
+                present[i].grad = self._views[i]
         return self._rows
 
     def _arrange(self, present: Sequence[Tensor]) -> None:
         """Allocate rows for gradients, if these can be flattened, and map rows or gradients to critics."""
+        self._present = list(map(id, present))
         critic_ids = [{id(p) for p in critic.parameters()} for critic in self.policy.critics]
         owners = [tuple(id(p) in ids for ids in critic_ids) for p in present]
         self._rows, self._views = [], []
@@ -176,6 +201,7 @@ class OptimizerStep:
             self._views = list(torch._C._nn.unflatten_dense_tensors(flat, list(present)))
             self._rows = list(torch.split(flat, [sum(present[i].numel() for i in stretch) for stretch in stretches]))
             owners = [owners[stretch[0]] for stretch in stretches]
+        self._places = dict(zip(self._present, self._views, strict=False))
         matrix = torch.tensor([[*map(float, flags), 1.0] for flags in owners])
         self._groups = matrix.to(self.policy.device, non_blocking=True)
         self._scales_all = self.vgs is not None and self.vgs.follows(present)

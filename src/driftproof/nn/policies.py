@@ -28,6 +28,7 @@ from driftproof.nn.cores import (
     check_core_options,
     make_core,
 )
+from driftproof.nn.dense import DenseNetworks, dense_networks, is_watched
 from driftproof.nn.distributions import Gaussian, distribution_for
 from driftproof.nn.exploration import StateDependentExploration
 from driftproof.nn.heads import CategoricalHead, QuantileHead, ValueHead
@@ -208,6 +209,28 @@ class DistributionalPolicy(Acting):
         if self.critic_core is not None:
             critic_memory = _run(self.critic_core, critic_features, state.critic, segments, keep)
         return Evaluation(self._sequence_parameters(memory), self._sequence_predictions(critic_memory))
+
+    def dense_networks(self) -> DenseNetworks | None:
+        """Actor and critics for :meth:`evaluate_dense`, if they are nothing but dense layers on the observations."""
+        extractors = {type(e) for e in (self.features_extractor, self.critic_features_extractor) if e is not None}
+        is_plain = (
+            extractors == {FlattenExtractor}
+            and not self.is_recurrent
+            and self.exploration is None
+            and type(self).evaluate is DistributionalPolicy.evaluate
+            and type(self).predict_returns is DistributionalPolicy.predict_returns
+            and all(type(head).forward is ValueHead.forward for head in self.heads)
+            and not any(is_watched(module) for module in self.modules())
+        )
+        if not is_plain:
+            return None
+        critics = [[*critic.network, critic.head.linear] for critic in self._critics()]
+        return dense_networks([[*self.actor_network, self.action_head], *critics])
+
+    def evaluate_dense(self, networks: DenseNetworks, observation: Observation) -> Evaluation:
+        """What :meth:`evaluate` returns, with gradients that end at the outputs of these networks."""
+        outputs, *predictions = networks(self._sequence_features(observation, self.features_extractor))
+        return Evaluation(self._with_spread(outputs, outputs), tuple(predictions))
 
     def evaluate_actor(
         self,

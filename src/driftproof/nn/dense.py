@@ -1,0 +1,118 @@
+"""Dense networks with derivatives of their own: on a CPU, autograd costs small networks as much as the arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+_MINUS_ONE = torch.tensor(-1.0, device="cpu")
+
+
+class DenseNetworks:
+    """Networks of dense layers with tanh or ReLU in between, on the same inputs, in float32 on a CPU.
+
+    They compute what their layers would compute one by one, up to rounding: tanh(x) is 2 σ(2 x) - 1, whose error is
+    below 2e-7, in a quarter of the time.
+
+    Args:
+        networks: Layers of each network.
+        is_tanh: Whether the activation is tanh, or else ReLU.
+    """
+
+    def __init__(self, networks: Sequence[Sequence[nn.Linear]], is_tanh: bool) -> None:
+        self.networks: list[list[tuple[Tensor, Tensor]]] = [
+            [(layer.weight, layer.bias) for layer in layers] for layers in networks
+        ]
+        self._is_tanh = is_tanh
+        self._outputs: list[Tensor] = []
+        self._values: list[list[Tensor]] = []
+
+    @torch.no_grad()
+    def __call__(self, inputs: Tensor) -> list[Tensor]:
+        """Outputs ``[..., width]`` of each network, leaves of the graph of a loss; the inputs are constants."""
+        rows = inputs.flatten(0, -2)
+        self._values = [self._hidden(network, rows) for network in self.networks]
+        outputs = [
+            torch.addmm(network[-1][1], values[-1], network[-1][0].t()).view(*inputs.shape[:-1], -1)
+            for network, values in zip(self.networks, self._values, strict=True)
+        ]
+        self._outputs = [output.requires_grad_() for output in outputs]
+        return self._outputs
+
+    def _hidden(self, network: list[tuple[Tensor, Tensor]], inputs: Tensor) -> list[Tensor]:
+        """The inputs of each layer."""
+        values = [inputs]
+        for weight, bias in network[:-1]:
+            if self._is_tanh:
+                value = torch.addmm(bias, values[-1], weight.t(), beta=2, alpha=2).sigmoid_()
+                values.append(torch.add(_MINUS_ONE, value, alpha=2, out=value))
+            else:
+                values.append(torch.addmm(bias, values[-1], weight.t()).relu_())
+        return values
+
+    @torch.no_grad()
+    def backward(self, places: Mapping[int, Tensor]) -> None:
+        """Add gradients from those of the last outputs to the parameters' gradients, if they have any.
+
+        Args:
+            places: Where to write gradients, by the parameters' ids; others get new memory.
+        """
+        for network, values, output in zip(self.networks, self._values, self._outputs, strict=True):
+            if output.grad is None:
+                continue  # No part of the loss.
+            gradient = output.grad.flatten(0, -2)
+            for i in reversed(range(len(network))):
+                weight, bias = network[i]
+                _add(weight, torch.mm(gradient.t(), values[i], out=places.get(id(weight))))
+                _add(bias, torch.sum(gradient, 0, out=places.get(id(bias))))
+                if i > 0:
+                    gradient = gradient.mm(weight)
+                    if self._is_tanh:
+                        gradient = torch.ops.aten.tanh_backward(gradient, values[i])
+                    else:
+                        gradient = torch.ops.aten.threshold_backward(gradient, values[i], 0)
+        self._outputs, self._values = [], []
+
+
+def dense_networks(networks: Sequence[Sequence[nn.Module]]) -> DenseNetworks | None:
+    """Networks for which :class:`DenseNetworks` can stand in; ``None`` if they are of another kind.
+
+    Args:
+        networks: All layers of each network, with the activations.
+    """
+    activations = {type(layer) for layers in networks for layer in layers[1::2]}
+    linears = [[layer for layer in layers[::2] if type(layer) is nn.Linear] for layers in networks]
+    parameters = [parameter for layers in linears for layer in layers for parameter in (layer.weight, layer.bias)]
+    is_plain = (
+        all(2 * len(dense) == len(layers) + 1 for dense, layers in zip(linears, networks, strict=True))
+        and len(activations) <= 1
+        and activations <= {nn.Tanh, nn.ReLU}
+        and all(_is_trained(parameter) for parameter in parameters)
+        and len(set(map(id, parameters))) == len(parameters)
+    )
+    return DenseNetworks(linears, nn.Tanh in activations) if is_plain else None
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether somebody's hooks wait for calls of a module."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def _is_trained(parameter: Tensor | None) -> bool:
+    return (
+        parameter is not None
+        and parameter.is_cpu
+        and parameter.dtype is torch.float32
+        and parameter.requires_grad
+        and parameter.is_leaf
+        and not parameter._backward_hooks
+        and not parameter._post_accumulate_grad_hooks
+    )
+
+
+def _add(parameter: Tensor, gradient: Tensor) -> None:
+    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient

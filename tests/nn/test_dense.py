@@ -1,0 +1,118 @@
+"""Dense networks differentiated by formulas, against autograd."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from driftproof.nn.dense import dense_networks
+from driftproof.nn.policies import MlpLstmPolicy, MlpPolicy
+from driftproof.ppo import DistributionalPPO
+
+BOX = spaces.Box(-1, 1, (2, 3), np.float32)
+ACTIONS = {"discrete": spaces.Discrete(4), "continuous": spaces.Box(-1, 1, (2,), np.float32)}
+
+
+def gradients(policy, loss):
+    policy.zero_grad()
+    loss.backward()
+    return {name: p.grad for name, p in policy.named_parameters()}
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_outputs_and_gradients_are_those_of_autograd(actions, activation):
+    torch.manual_seed(0)
+    kwargs = {"net_arch": {"pi": [8, 16, 8], "vf": [16]}, "activation_fn": activation, "ortho_init": False}
+    policy = MlpPolicy(BOX, ACTIONS[actions], **kwargs)
+    observations = torch.rand(2, 5, 2, 3)
+
+    def loss(evaluation):
+        return evaluation.parameters.square().sum() + sum(p.exp().mean() for p in evaluation.predictions)
+
+    expected = policy.evaluate(observations, policy.initial_state(5))
+    wanted = gradients(policy, loss(expected))
+    policy.zero_grad()
+    networks = policy.dense_networks()
+    actual = policy.evaluate_dense(networks, observations)
+    loss(actual).backward()
+    places = {id(p): torch.full_like(p, torch.nan) for p in policy.actor_network.parameters()}
+    networks.backward(places)
+    torch.testing.assert_close(actual.parameters, expected.parameters)
+    torch.testing.assert_close(actual.predictions, expected.predictions)
+    for name, parameter in policy.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[name], rtol=1e-4, atol=1e-6, msg=name)
+    for parameter in policy.actor_network.parameters():
+        assert parameter.grad is places[id(parameter)]
+
+
+def test_gradients_are_added_to_what_autograd_found_before():
+    layer = nn.Linear(3, 2)
+    networks = dense_networks([[layer]])
+    (output,) = networks(torch.ones(4, 3))
+    (output.sum() + 5 * layer.bias.sum()).backward()
+    networks.backward({})
+    assert layer.bias.grad.tolist() == [9.0, 9.0]
+
+
+def test_saturated_tanh_and_nan():
+    first, second = nn.Linear(1, 1), nn.Linear(1, 1)
+    with torch.no_grad():
+        for layer in (first, second):
+            layer.weight.fill_(1)
+            layer.bias.zero_()
+    (output,) = dense_networks([[first, nn.Tanh(), second]])(torch.tensor([[-200.0], [200.0], [0.0], [torch.nan]]))
+    assert output[:3, 0].tolist() == [-1.0, 1.0, 0.0]
+    assert output[3].isnan()
+
+
+def frozen(policy):
+    policy.action_head.weight.requires_grad_(False)
+
+
+def watched(policy):
+    policy.critics[0].head.register_forward_hook(lambda *_: None)
+
+
+def watched_parameter(policy):
+    policy.action_head.weight.register_hook(lambda gradient: gradient)
+
+
+def tied(policy):
+    policy.critics[1].network[0].weight = policy.critics[0].network[0].weight
+
+
+def other_layers(policy):
+    policy.actor_network[1] = nn.ELU()
+
+
+@pytest.mark.parametrize("change", [frozen, watched, watched_parameter, tied, other_layers])
+def test_autograd_where_there_is_more_than_dense_layers(change):
+    policy = MlpPolicy(BOX, ACTIONS["discrete"])
+    assert policy.dense_networks() is not None
+    change(policy)
+    assert policy.dense_networks() is None
+
+
+def test_autograd_for_recurrence_exploration_matrices_layer_norm_and_overridden_methods():
+    class Mine(MlpPolicy):
+        def predict_returns(self, memory):
+            return super().predict_returns(memory)
+
+    box = ACTIONS["continuous"]
+    others = [MlpLstmPolicy(BOX, box), MlpPolicy(BOX, box, use_sde=True), MlpPolicy(BOX, box, layer_norm=True)]
+    assert [policy.dense_networks() for policy in [*others, Mine(BOX, box)]] == [None] * 4
+
+
+def test_agents_learn_as_with_autograd():
+    weights = []
+    for uses_autograd in (False, True):
+        agent = DistributionalPPO("MlpPolicy", gym.make("CartPole-v1"), n_steps=64, batch_size=16, n_epochs=2, seed=0)
+        if uses_autograd:
+            agent.policy.register_forward_hook(lambda *_: None)
+        agent.learn(128)
+        weights.append(torch.nn.utils.parameters_to_vector(agent.policy.parameters()))
+    assert not torch.equal(*weights)  # They round differently: two ways were taken.
+    torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-5)
