@@ -101,6 +101,7 @@ class Policy(Protocol):
     ) -> tuple[Tensor, dict[Tensor, Tensor]]:
         """Recycle dormant units: their share, and masks of what was replaced. Needed for ``recycle_dormant`` only."""
 
+
 @runtime_checkable
 class HasDenseNetworks(Protocol):
     """Policy that may be nothing but dense layers on its observations."""
