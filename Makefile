@@ -98,6 +98,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/short.py --quick
 	$(BIN)/python benchmarks/checkpoint.py --quick
 	$(BIN)/python benchmarks/drift.py --quick
+	$(BIN)/python benchmarks/drift_suite.py --quick
 	$(BIN)/python benchmarks/market.py --quick
 	$(BIN)/python benchmarks/pbt.py --quick
 	$(BIN)/python benchmarks/robustness.py --quick

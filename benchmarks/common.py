@@ -95,10 +95,10 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     return "\n".join(lines) + "\n"
 
 
-def write_result(name: str, command: str, sections: Sequence[str], note: str = "") -> Path:
+def write_result(name: str, command: str, sections: Sequence[str], note: str = "", folder: Path = RESULTS) -> Path:
     """Write a benchmark's output as Markdown, with the command and the machine on top."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.md"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.md"
     head = f"# {name}\n\n`{command}`{note}\n\n{machine()}\n"
     path.write_text("\n".join([head, *sections]))
     console.print(f"written: {path}")

@@ -7,6 +7,7 @@ same in all environments; they were tuned on the first two tasks of CartPole and
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,6 +90,11 @@ class Method:
         base = OURS if self.ours else SB3
         return {**base, **self.settings, **(overrides if self.ours else {})}
 
+    def parts(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of the drift kit's parts in force, for the record."""
+        given = {k: v for k, v in self.arguments(overrides).items() if k in settings_of(DriftSettings)}
+        return DriftSettings(**given).parts() if self.ours else {}
+
     def make(self, env: VecEnv, seed: int, overrides: Mapping[str, Any]) -> BaseAlgorithm:
         """A new agent in an environment.
 
@@ -106,7 +112,9 @@ class Method:
         given = self.arguments(overrides)
         if self.ours:
             network |= given.pop("policy_kwargs", {})
-            return DistributionalPPO(self.policy, policy_kwargs=network, **arguments, **given)
+            with warnings.catch_warnings():  # One smaller minibatch of 13 does no harm.
+                warnings.filterwarnings("ignore", "batch_size=.* does not divide")
+                return DistributionalPPO(self.policy, policy_kwargs=network, **arguments, **given)
         network |= {"optimizer_class": L2InitAdam, "optimizer_kwargs": {"l2_init": self.l2_init}}
         policy = LayerNormPolicy if self.layer_norm else ActorCriticPolicy
         return PPO(
@@ -182,16 +190,16 @@ def kit_parts() -> dict[str, Any]:
     return {name: value for name, value in without.items() if value != with_kit[name]}
 
 
-KIT = {"drift_kit": True}
+KIT, NO_KIT = {"drift_kit": True}, {"drift_kit": False}
 METHODS: dict[str, Method] = {
     "sb3": Method("SB3 PPO", ours=False),
     "sb3-vecnormalize": Method("SB3 PPO, VecNormalize", ours=False, vec_normalize=True),
     "sb3-layernorm": Method("SB3 PPO, LayerNorm", ours=False, layer_norm=True),
     "sb3-l2init": Method("SB3 PPO, L2 init", ours=False, l2_init=L2_INIT),
     "sb3-oracle": Method("SB3 PPO, new at every switch (told)", ours=False, restarts=True),
-    "ours": Method("driftproof without kit"),
-    "memory": Method("driftproof without kit, LSTM", policy="MlpLstmPolicy"),
-    "oracle": Method("driftproof, new at every switch (told)", restarts=True),
+    "ours": Method("driftproof without kit", settings=NO_KIT),
+    "memory": Method("driftproof without kit, LSTM", settings=NO_KIT, policy="MlpLstmPolicy"),
+    "oracle": Method("driftproof without kit, new at every switch (told)", settings=NO_KIT, restarts=True),
     "kit": Method("driftproof", settings=KIT),
     "kit-memory": Method("driftproof, LSTM", settings=KIT, policy="MlpLstmPolicy"),
     **{

@@ -98,6 +98,7 @@ class Scenario:
         raw: Whether scores are of rewards before the changes.
         first: Tasks that are like the first one; the return to them is what is remembered.
         judged: Tasks whose returns can be compared with the environment's level; None: all.
+        is_sudden: Whether the world changes between tasks, not during them.
     """
 
     title: str
@@ -110,6 +111,7 @@ class Scenario:
     raw: bool = False
     first: tuple[int, ...] = (0,)
     judged: tuple[int, ...] | None = None
+    is_sudden: bool = True
 
     @property
     def task_steps(self) -> int:
@@ -343,10 +345,20 @@ SCENARIOS: dict[str, Scenario] = {
         "dynamics",
     ),
     "gravity-cartpole": short(
-        "Gravity times 1 to 4, gradual: CartPole-v1", CARTPOLE, gradual("gravity", 4.0), "dynamics", tasks=4
+        "Gravity times 1 to 4, gradual: CartPole-v1",
+        CARTPOLE,
+        gradual("gravity", 4.0),
+        "dynamics",
+        tasks=4,
+        is_sudden=False,
     ),
     "mass-cartpole": short(
-        "Mass of the pole times 1 to 20, cyclic: CartPole-v1", CARTPOLE, cyclic("masspole", 20.0), "dynamics", tasks=4
+        "Mass of the pole times 1 to 20, cyclic: CartPole-v1",
+        CARTPOLE,
+        cyclic("masspole", 20.0),
+        "dynamics",
+        tasks=4,
+        is_sudden=False,
     ),
     "mass-acrobot": short(
         "Mass of the lower link times 1, 2, 0.5, 3, 0.3, sudden: Acrobot-v1",
@@ -361,7 +373,12 @@ SCENARIOS: dict[str, Scenario] = {
         "dynamics",
     ),
     "gravity-mountaincar": short(
-        "Gravity times 1 to 1.4, cyclic: MountainCar-v0", MOUNTAIN, cyclic("gravity", 1.4), "dynamics", tasks=4
+        "Gravity times 1 to 1.4, cyclic: MountainCar-v0",
+        MOUNTAIN,
+        cyclic("gravity", 1.4),
+        "dynamics",
+        tasks=4,
+        is_sudden=False,
     ),
     "friction-halfcheetah": Scenario(
         "Friction times 0.02 to 2, sudden: HalfCheetah-v5", CHEETAH, frictions(5), 5, CHEETAH.iterations, "mujoco"

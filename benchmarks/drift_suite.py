@@ -20,10 +20,10 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import shutil
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # Before torch is loaded: processes share the cores.
 
 import common
+import drift_report
 import torch
 from drift_methods import METHODS
 from drift_scenarios import GROUPS, ITERATION, SCENARIOS, Recorder, Scenario
@@ -71,9 +72,9 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """What two runs of one label must have in common."""
-        arguments = METHODS[self.method].arguments(self.overrides)
-        world = self.world
-        settings = {"method": self.method, "tasks": world.tasks, "iterations": world.iterations, **arguments}
+        world, method = self.world, METHODS[self.method]
+        settings = {"method": self.method, "tasks": world.tasks, "iterations": world.iterations}
+        settings |= {**method.arguments(self.overrides), **method.parts(self.overrides)}
         return json.loads(json.dumps(settings, default=str))
 
     def path(self, folder: Path) -> Path:
@@ -123,6 +124,7 @@ class Progress(BaseCallback):
         entry = {
             **{name: value for name, value in asdict(run).items() if name in ("scenario", "method", "label", "seed")},
             "scale": run.scale,
+            "machine": common.machine(),
             "settings": run.settings,
             "finished": finished,
             "steps": steps,
@@ -140,7 +142,6 @@ class Progress(BaseCallback):
 def train(run: Run, folder: Path) -> None:
     """Do a run, and write its file."""
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", "batch_size=.* does not divide")
     world, method = run.world, METHODS[run.method]
     env, recorder = world.make(run.seed)
     envs = method.wrapped(DummyVecEnv([lambda: env]))
@@ -276,7 +277,9 @@ def chosen(names: Sequence[str]) -> list[str]:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few steps of everything; writes no result")
-    parser.add_argument("--report", action="store_true", help="run nothing, rebuild tables and picture")
+    parser.add_argument(
+        "--report", action="store_true", help="run nothing; tables and picture of the folder, to benchmarks/results"
+    )
     parser.add_argument(
         "--tuning", action="store_true", help="the first two tasks of CartPole and Acrobot, seeds from 1000"
     )
@@ -319,19 +322,53 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return given
 
 
+def quick(folder: Path) -> None:
+    """Two short tasks of a scenario of every group, and of every method in CartPole, all in this process."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shortest: dict[str, Any] = {"seeds": [0], "scale": 0.0, "tasks": 2}
+    of_groups = [next(name for name in SCENARIOS if SCENARIOS[name].group == group) for group in GROUPS]
+    for run in [*plan(of_groups, ["kit"], **shortest), *plan(["continual-cartpole"], list(METHODS), **shortest)]:
+        if not run.path(folder).exists():
+            train(run, folder)
+            common.console.print(f"{run.key}: {brief(json.loads(run.path(folder).read_text()))}", markup=False)
+
+
+def write_report(folder: Path, target: Path, tasks: int | None = None) -> None:
+    """Tables, numbers and picture.
+
+    Args:
+        folder: Of the runs.
+        target: Folder to write to.
+        tasks: Only the first tasks count, so that runs that were cut off can be compared.
+    """
+    sections, groups = drift_report.report(load(folder), tasks)
+    if not groups:
+        raise SystemExit(f"no results in {folder}")
+    drift_report.write_json(target / "drift_suite.json", groups)
+    drift_report.plot(groups, target / "drift_suite.png")
+    note = (
+        ". Interquartile means over seeds and their 95% bootstrap intervals; sums and groups draw seeds within every "
+        f"scenario.\n\n{drift_report.statistics.__doc__}"
+    )
+    common.write_result("drift_suite", "python benchmarks/drift_suite.py", sections, note, target)
+
+
 def main() -> None:
     arguments = parse()
-    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
-    runs = plan(
-        chosen(arguments.scenarios),
-        arguments.methods,
-        seeds,
-        arguments.scale,
-        arguments.tasks,
-        dict(arguments.overrides),
-        arguments.label,
-    )
-    failed = [] if arguments.report else run_all(runs, arguments.folder, arguments.workers, arguments.minutes)
+    if arguments.quick:
+        folder = FOLDER.with_name("drift-quick")
+        quick(folder)
+        write_report(folder, folder)
+        return
+    failed = []
+    if not arguments.report:
+        seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+        overrides = dict(arguments.overrides)
+        scenarios = chosen(arguments.scenarios)
+        runs = plan(scenarios, arguments.methods, seeds, arguments.scale, arguments.tasks, overrides, arguments.label)
+        failed = run_all(runs, arguments.folder, arguments.workers, arguments.minutes)
+    is_result = arguments.report and not arguments.tuning
+    write_report(arguments.folder, common.RESULTS if is_result else arguments.folder, arguments.tasks)
     if failed:
         raise SystemExit(f"{len(failed)} runs failed: {'; '.join(failed)}")
 
