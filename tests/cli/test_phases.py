@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from driftproof.cli.phases import Following
+from driftproof.ppo import DistributionalPPO
 from tests.cli.commands import SMALL, call
 from tests.cli.test_commands import error
 from tests.report.folders import figure
@@ -90,6 +94,27 @@ def test_of_very_many_phases_some_are_evaluated(runs, capsys, tmp_path):
     found = [each["values"]["reward_scale"] for each in phases_of(tmp_path / "phases.json")]
     assert (found[0], found[-1], found) == (0, 47, sorted(found))
     assert len(found) <= 24
+
+
+def test_the_observation_normalizer_follows_and_starts_every_phase_as_it_was():
+    agent = DistributionalPPO(
+        "MlpPolicy", "CartPole-v1", n_steps=256, batch_size=64, seed=0, observation_normalizer=True
+    )
+    agent.learn(256)
+    rows = np.random.default_rng(0).normal(0, 0.05, (200, 4)).astype(np.float32)
+    starts = np.ones(len(rows), bool)
+    player = Following(agent)
+
+    def mean_input(shift):
+        moments = agent.learner.normalizer.moments[""]
+        return moments.normalize(torch.as_tensor(rows + shift)).mean(0).numpy()
+
+    before = mean_input(0)
+    assert np.abs(mean_input(9)).max() > 5
+    player.predict(rows + np.float32(9), episode_start=starts)
+    np.testing.assert_allclose(mean_input(9), before, atol=0.2)
+    player.restart()
+    np.testing.assert_array_equal(mean_input(0), before)
 
 
 def test_mistakes_are_one_line(runs, capsys):

@@ -40,6 +40,33 @@ class _World:
     is_last: bool = False
 
 
+class Following:
+    """Plays as an agent whose observation normaliser, if it has one, follows shifts of observations as in training.
+
+    Weights stay the same.
+
+    Args:
+        agent: The agent; :meth:`restart` gives its normaliser back the state that it has now.
+    """
+
+    def __init__(self, agent: DistributionalPPO) -> None:
+        self._agent, self._normalizer = agent, agent.learner.normalizer
+        self._state = None if self._normalizer is None else self._normalizer.state_dict()
+
+    def restart(self) -> None:
+        """Undo what the normaliser has learned since."""
+        if self._normalizer is not None and self._state is not None:
+            self._normalizer.load_state_dict(self._state)
+
+    def predict(
+        self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
+    ) -> Any:
+        """Like the agent's."""
+        if self._normalizer is not None:
+            self._normalizer.observe(observation, episode_start)
+        return self._agent.predict(observation, state, episode_start, deterministic)
+
+
 def measure_phases(
     agent: DistributionalPPO,
     settings: Config,
@@ -48,7 +75,9 @@ def measure_phases(
     deterministic: bool = True,
     lasting: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Returns of an agent in every phase of the drift, which is held meanwhile. The agent does not learn.
+    """Returns of an agent in every phase of the drift, which is held meanwhile.
+
+    The agent does not learn, but its observation normaliser follows shifts.
 
     Args:
         agent: The agent.
@@ -85,11 +114,12 @@ def measure_phases(
         if len(worlds) > _MOST_WORLDS:
             say(f"the drift has {len(worlds):,} different phases, of which {_MOST_WORLDS} are evaluated")
             worlds = _some(worlds)
-        seen, results = normalized(agent, venv), []
+        seen, player, results = normalized(agent, venv), Following(agent), []
         for world in worlds:
+            player.restart()
             let_drift(venv, states)
             _hold(venv, world.time)
-            returns = returns_of(agent, seen, episodes, first, deterministic)
+            returns = returns_of(player, seen, episodes, first, deterministic)
             steps, drift_episodes = world.time
             told = {"phases": world.phases, "steps": steps, "drift_episodes": drift_episodes, "values": world.values}
             results.append({**told, "is_seen": world.is_seen, "is_last": world.is_last, **summary(returns)})
