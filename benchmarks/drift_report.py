@@ -48,8 +48,7 @@ def grouped(entries: Sequence[Entry], tasks: int | None) -> tuple[Groups, list[s
     """
     groups: Groups = {}
     left_out: dict[tuple[str, str], int] = {}
-    order = {name: i for i, name in enumerate(METHODS)}
-    for entry in sorted(entries, key=lambda e: (order.get(e["label"], 99), e["label"], e["seed"])):
+    for entry in sorted(entries, key=lambda e: (place_of(e["label"]), e["seed"])):
         scenario = entry["scenario"]
         if scenario not in SCENARIOS:
             continue
@@ -60,6 +59,15 @@ def grouped(entries: Sequence[Entry], tasks: int | None) -> tuple[Groups, list[s
         groups.setdefault(scenario, {}).setdefault(entry["label"], []).append(statistics.summarize(entry, wanted))
     words = [f"{scenario}, {label}: {count}" for (scenario, label), count in left_out.items()]
     return {name: groups[name] for name in SCENARIOS if name in groups}, words
+
+
+def place_of(label: str) -> tuple[int, str]:
+    """To sort labels by: methods in their order, then others by name."""
+    return (list(METHODS).index(label) if label in METHODS else len(METHODS), label)
+
+
+def labels_of(groups: Groups) -> list[str]:
+    return sorted({label for labels in groups.values() for label in labels}, key=place_of)
 
 
 def lengths(entries: Sequence[Entry], scenario: str) -> str:
@@ -169,7 +177,9 @@ def continual_table(groups: Groups) -> str | None:
 def overview_table(groups: Groups) -> str | None:
     """Normalised online return by group of scenarios: 0 is a random policy, 1 a trained agent without drift."""
     kinds = [kind for kind in GROUPS if any(SCENARIOS[name].group == kind for name in groups)]
-    labels = list(dict.fromkeys(label for labels in groups.values() for label in labels))
+    labels = labels_of(groups)
+    if not labels:
+        return None
     rows = []
     for label in labels:
         row = []
@@ -235,7 +245,7 @@ def report(entries: Sequence[Entry], tasks: int | None = None) -> tuple[list[str
     sections = [table for table in (continual_table(groups), overview_table(groups), dynamics_table(groups)) if table]
     sections += [scenario_table(name, labels, lengths(entries, name)) for name, labels in groups.items()]
     if groups:
-        sections.append(legend(list(dict.fromkeys(label for labels in groups.values() for label in labels)), entries))
+        sections.append(legend(labels_of(groups), entries))
     if left_out:
         sections.append("Cut off before the last task, and left out: " + "; ".join(left_out) + ".\n")
     return sections, groups
@@ -253,6 +263,7 @@ def plot(groups: Groups, path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     names = [name for name, labels in groups.items() if set(labels) & set(COLOURS)]
     if not names:
@@ -274,10 +285,11 @@ def plot(groups: Groups, path: Path) -> None:
             middle, low, high = statistics.iqm_interval(curves[:, known])
             axes.plot(x[known], middle, color=COLOURS[label], linewidth=1.6, label=title_of(label))
             axes.fill_between(x[known], low, high, color=COLOURS[label], alpha=0.15, linewidth=0)
-            for task in range(2, tasks + 1):
-                axes.axvline(task, color=common.COLOURS["ink"], linewidth=0.3)
+        for task in range(2, max(len(run.by_task) for runs in groups[name].values() for run in runs) + 1):
+            axes.axvline(task, color=common.COLOURS["ink"], linewidth=0.3)
         axes.set_title(SCENARIOS[name].title, loc="left", fontsize=9)
         axes.set_xlabel("task")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
     handles = {text: line for axes in grid.flat for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=4, frameon=False)
