@@ -75,6 +75,7 @@ class Run:
         world, method = self.world, METHODS[self.method]
         settings = {"method": self.method, "tasks": world.tasks, "iterations": world.iterations}
         settings |= {**method.arguments(self.overrides), **method.parts(self.overrides)}
+        settings |= {"l2_init": method.l2_init} if method.l2_init else {}
         return json.loads(json.dumps(settings, default=str))
 
     def path(self, folder: Path) -> Path:
