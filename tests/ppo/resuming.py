@@ -13,7 +13,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
-from driftproof.envs import Cyclic, Dynamics, ObservationNoise, ObservationScale, RandomWalk, Sudden, drifting
+from driftproof.envs import Cyclic, Dynamics, LastStep, ObservationNoise, ObservationScale, RandomWalk, Sudden, drifting
 from driftproof.ppo import DistributionalPPO, SaveCheckpoints
 from driftproof.state import CheckpointStore, write
 
@@ -86,15 +86,25 @@ def drifting_cart_pole():
     return drifting("CartPole-v1", [*DRIFT, Dynamics(Sudden(every=10, low=0.5, high=2.0), "length")])
 
 
+def remembering_walk():
+    return LastStep(walk())
+
+
+def remembering_cart_pole():
+    return LastStep(gymnasium.make("CartPole-v1"))
+
+
 def make_env(scenario):
     drift, kind = scenario.get("drift"), SubprocVecEnv if scenario.get("subproc") else DummyVecEnv
     if drift in ("sync", "async"):
         return gymnasium.make_vec("CartPole-v1", ENVS, drift, wrappers=[lambda env: drifting(env, DRIFT)])
     if scenario.get("continues"):
         own = continuous_walk if scenario.get("continuous") else walk
+        own = remembering_walk if scenario.get("remembers") else own
         env = kind([drifting_walk if drift else own] * ENVS)
     else:
         known = "Pendulum-v1" if scenario.get("continuous") else "CartPole-v1"
+        known = remembering_cart_pole if scenario.get("remembers") else known
         env = make_vec_env(drifting_cart_pole if drift else known, ENVS, vec_env_cls=kind)
     if scenario.get("normalize"):
         env = VecNormalize(env, norm_reward=False)
@@ -112,7 +122,7 @@ def make_agent(scenario):
         batch_size=16,
         n_epochs=2,
         learning_rate=1e-3,
-        policy_kwargs=small_networks(policy),
+        policy_kwargs=small_networks(policy, {"lasting_memory": True} if scenario.get("remembers") else None),
         seed=3,
         device="cpu",
         vgs_kwargs={"warmup_steps": 5, **scenario.get("vgs", {})},

@@ -13,8 +13,10 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from driftproof.config import loads
-from driftproof.config.build import agent_arguments
+from driftproof.config.build import agent_arguments, build_env
 from driftproof.config.from_agent import config_from
+from driftproof.envs import LastStep
+from driftproof.nn.interface import RNNStates
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import CheckpointError
 
@@ -401,6 +403,82 @@ class TestRecycling:
         model = learner(recycle_dormant=0.2)
         assert config_from(model.settings(), 3, {}).drift.recycle_dormant == 0.2
         assert reloaded(model, tmp_path).learner.recycle_dormant == 0.2
+
+
+class TestLastingMemory:
+    @pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MlpGruPolicy"])
+    @pytest.mark.parametrize("lasting", [False, True])
+    def test_outlasts_episodes_in_rollouts_and_updates(self, policy, lasting, monkeypatch):
+        model = learner(policy=policy, policy_kwargs={"lasting_memory": lasting}, learning_rate=0.0)
+        spy, steps = StepSpy(monkeypatch), []
+
+        @torch.no_grad()
+        def check(model):
+            rollout, networks = model._rollout, model.policy
+            state = networks.initial_state(3)
+            for t in range(rollout.steps):
+                if not lasting:
+                    state = state.masked(torch.from_numpy(~rollout.starts[t]).float().unsqueeze(1))
+                step = networks.stepper()(rollout.observations[t], state)
+                torch.testing.assert_close(rollout.parameters[t], step.parameters)
+                state = step.state
+                steps.append(t)
+            assert rollout.starts[1:].any()
+
+        learn(model, before=check)
+        assert len(steps) == 8
+        # What is trained is what acted.
+        assert all(facts["approx_kl"] == pytest.approx(0, abs=1e-7) for facts in spy.facts)
+
+    def test_predictions_ignore_episode_starts(self):
+        observation, start = np.full((1, 3), 0.5, np.float32), np.array([True])
+        for lasting in (False, True):
+            model = learner(policy="MlpLstmPolicy", policy_kwargs={"lasting_memory": lasting})
+            learn(model)
+            _, first = model.predict(observation, deterministic=True)
+            _, later = model.predict(observation, first, start, deterministic=True)
+            assert np.array_equal(first[0], later[0]) == (not lasting)
+            tensor = torch.from_numpy(observation)
+            states = RNNStates(*[tuple(torch.from_numpy(part) for part in first)] * 2)
+            *_, after = model.policy(tensor, states, torch.ones(1))
+            assert torch.allclose(after.pi[0], torch.from_numpy(first[0]), atol=1e-6) == (not lasting)
+
+    def test_a_restart_forgets(self):
+        model = learner(policy="MlpLstmPolicy", policy_kwargs={"lasting_memory": True})
+        learn(model)
+        assert model.worker.state is not None
+        model.worker.reset_state()
+        assert (model.worker.recurrent_state.actor[0] == 0).all()
+
+    def test_needs_memory_and_is_saved(self, tmp_path):
+        with pytest.raises(ValueError, match="lasting_memory"):
+            learner(policy_kwargs={"lasting_memory": True})
+        model = learner(policy="MlpGruPolicy", policy_kwargs={"lasting_memory": True})
+        assert reloaded(model, tmp_path).policy.lasting_memory is True
+        config = loads("policy: {name: MlpGruPolicy, lasting_memory: true}\nenv: {last_step: true}")
+        assert agent_arguments(config)["policy_kwargs"]["lasting_memory"] is True
+        env = build_env(config)
+        assert env.observation_space.shape == (4 + 2 + 2,)
+
+    def test_last_step_is_observed(self):
+        env = LastStep(gymnasium.make("CartPole-v1"))
+        first, _ = env.reset(seed=0)
+        assert first[4:].tolist() == [0, 0, 0, 1]
+        second, *_ = env.step(1)
+        assert second[4:].tolist() == [0, 1, 1, 0]
+        assert env.observation_space.contains(second)
+        again, _ = env.reset()
+        assert again[4:].tolist() == [0, 1, 1, 1]
+        assert env.reset(seed=1)[0][4:].tolist() == [0, 0, 0, 1]
+        assert not env.continues
+
+    @pytest.mark.parametrize("policy", ["Cnn", "MultiInput"])
+    def test_last_step_of_other_observations(self, policy):
+        env = LastStep(observing(policy).envs[0])
+        env.reset()
+        observation, *_ = env.step(2)
+        assert env.observation_space.contains(observation)
+        assert observation["last_step"].tolist() == [0, 0, 1, 1, 0]
 
 
 def test_parts_that_are_off_change_nothing():

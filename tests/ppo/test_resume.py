@@ -69,6 +69,8 @@ def test_resume_equals_uninterrupted(policy, normalize, continues, tmp_path):
         {"subproc": True, "normalize": True, "continues": True},
         {"stack": True, "normalize": True, "continues": True, "policy": "MlpPolicy"},
         {"policy": "MlpGruPolicy", "continues": True, "settings": {"layer_norm": True, "recycle_dormant": 0.5}},
+        {"remembers": True},
+        {"remembers": True, "continues": True},
         {"drift": True, "normalize": True},
         {"drift": True, "continues": True, "subproc": True},
         {"drift": "sync"},
@@ -90,7 +92,7 @@ def test_resume_equals_uninterrupted(policy, normalize, continues, tmp_path):
         {"continuous": True, "continues": True, "settings": {"use_sde": True, "sde_sample_freq": 5}},
     ],
     ids=[
-        *("processes", "processes-continue", "stacked", "gru"),
+        *("processes", "processes-continue", "stacked", "gru", "memory", "memory-continues"),
         *("drift", "drift-continues", "drift-sync", "drift-async", "controllers", "attacked"),
         *("gsde", "gsde-continues"),
     ],

@@ -44,7 +44,8 @@ class Player:
 
     def reset_state(self, starts: Flags) -> None:
         """Reset the recurrent states where episodes start."""
-        self.state = reset_state(self.state, starts)
+        if not self.policy.lasting_memory:
+            self.state = reset_state(self.state, starts)
 
     def seen(self, observation: Any) -> Observation:
         """Environments' observations as the policy's networks take them: normalised tensors."""

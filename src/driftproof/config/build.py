@@ -71,6 +71,10 @@ class EnvMaker:
                 env = drifting(env, changes, self.drift_seed)
             except (ValueError, TypeError, AttributeError) as error:
                 raise ConfigError([f"env.drift: {error}"]) from error
+        if section.last_step:
+            from driftproof.envs import LastStep
+
+            env = LastStep(env)
         return Monitor(env)
 
 

@@ -16,6 +16,7 @@ from driftproof.envs.changes import (
 from driftproof.envs.drift import DriftWrapper, change, drifting
 from driftproof.envs.dynamics import Dynamics, derives
 from driftproof.envs.features import FeatureConfig, compute_features
+from driftproof.envs.last_step import LastStep
 from driftproof.envs.market import MarketEnv
 from driftproof.envs.market_data import Bars, MarketDataError, from_columns, write_csv
 from driftproof.envs.market_files import load_market_data, read_bars
@@ -35,6 +36,7 @@ __all__ = [
     "Dynamics",
     "FeatureConfig",
     "Gradual",
+    "LastStep",
     "MarketDataError",
     "MarketEnv",
     "ObservationFlip",

@@ -99,7 +99,7 @@ class Collector:
         with torch.inference_mode():
             self._raw = _as_tensors(observation)
             self.observation = _store(rollout.observations, step, self._normalized(self._raw))
-            state = reset_state(self.state, starts)
+            state = reset_state(self.state, starts & rollout.resets_memory)
             rollout.store_state(step, state)
             parameters, memory, self.state, latent = self._step_policy(self.observation, state)
             self._memories.append(memory)
@@ -153,7 +153,7 @@ class Collector:
                 for target, prediction in zip(rollout.bootstraps, predict(memory), strict=True):
                     target[step, torch.from_numpy(envs).to(rollout.device)] = prediction
             tensors = _tensors(rollout.observations, self._normalized(_as_tensors(observation)))
-            memory = self._step_policy(tensors, reset_state(self.state, starts)).memory
+            memory = self._step_policy(tensors, reset_state(self.state, starts & rollout.resets_memory)).memory
             for target, prediction in zip(rollout.last_predictions, predict(memory), strict=True):
                 target.copy_(prediction)
         if self.normalizer is not None:

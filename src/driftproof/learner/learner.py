@@ -339,7 +339,7 @@ class Learner:
         """Recycle dormant units, judged by the rollout, or by its first chunk; returns their share."""
         policy, steps = self.policy, rollout.chunk if self.policy.is_recurrent else rollout.steps
         state = PolicyState(*(tuple(part[0] for part in parts) for parts in rollout.states))
-        segments = Segments.cut(rollout.starts[:steps], policy.device) if policy.is_recurrent else None
+        segments = Segments.cut(rollout.resets[:steps], policy.device) if policy.is_recurrent else None
         observations = map_observation(rollout.observations, lambda part: part[:steps])
         policy.train(False)
         share, replaced = policy.recycle(observations, state, segments, self.recycle_dormant)

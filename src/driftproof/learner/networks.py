@@ -63,6 +63,10 @@ class Policy(Protocol):
         """Whether there is a recurrent state."""
 
     @property
+    def lasting_memory(self) -> bool:
+        """Whether the recurrent state outlasts episodes."""
+
+    @property
     def device(self) -> torch.device:
         """Device of the parameters."""
 

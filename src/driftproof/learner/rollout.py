@@ -120,6 +120,8 @@ class Rollout:
         # Rewards and flags stay on the host until the rollout ends.
         self.rewards = np.zeros(shape, dtype=np.float32)
         self.starts = np.zeros(shape, dtype=bool)
+        self.resets_memory = not policy.lasting_memory
+        """Whether the recurrent state is reset where episodes start."""
         self.dones = np.zeros(shape, dtype=bool)
         self.truncated = np.zeros(shape, dtype=bool)
         self.valid = np.ones(shape, dtype=bool)
@@ -128,6 +130,11 @@ class Rollout:
     def shape(self) -> tuple[int, int, int]:
         """Steps, environments, and steps of a chunk."""
         return self.steps, self.envs, self.chunk
+
+    @property
+    def resets(self) -> npt.NDArray[np.bool_]:
+        """Where the recurrent state is reset ``[T, N]``."""
+        return self.starts & self.resets_memory
 
     def _state_storage(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """``[chunks, layers, N, units]`` for each part."""
@@ -172,13 +179,13 @@ class Rollout:
                 part = torch.cat((part, part[-1:].expand(padding, *part.shape[1:])))
             return part.view(-1, self.chunk, *part.shape[1:]).transpose(0, 1).flatten(1, 2)
 
-        padded_starts = np.pad(self.starts, ((0, padding), (0, 0)))
+        padded_starts = np.pad(self.resets, ((0, padding), (0, 0)))
         starts = padded_starts.reshape(-1, self.chunk, self.envs).swapaxes(0, 1).reshape(self.chunk, -1)
         is_whole = self.valid.all() and not padding
         valid = None if is_whole and not static_shapes else chunked(self._to_device(self.valid))
         if valid is not None and padding:
             valid[-padding:, -self.envs :] = 0
-        keep = chunked(self._to_device(~self.starts)) if static_shapes else None
+        keep = chunked(self._to_device(~self.resets)) if static_shapes else None
         everything = Minibatch(
             map_observation(self.observations, chunked),
             chunked(self.actions),

@@ -59,7 +59,7 @@ class AdaptedPolicy(ActorCriticPolicy):
     """The user's class."""
     default_core: ClassVar[CoreName] = "none"
     predicts_distributions: ClassVar[bool] = False
-    is_recurrent = False
+    is_recurrent = lasting_memory = False
     exploration = None
     value_scale: ValueScale | None = None
     normalizer = None

@@ -59,6 +59,8 @@ class PolicyInterface(BasePolicy):
 
     Without it, values are in these units and not in those of rewards.
     """
+    lasting_memory: bool = False
+    """Whether the recurrent state outlasts episodes: flags of episode starts are then ignored."""
     normalizer: InputNormalizer | None = None
     """The agent's normaliser of observations.
 
@@ -155,10 +157,12 @@ class PolicyInterface(BasePolicy):
             lstm_states, deterministic = None, lstm_states
         before = self._rnn_states(lstm_states, obs)
         features, critic_features = self._features(self.normalized(obs))
-        memory, after = _run(self.actor_core, features, before.pi, episode_starts)
+        memory, after = _run(self.actor_core, features, before.pi, self._resets(episode_starts))
         critic_memory, critic_after = self._shared(memory), after
         if self.critic_core is not None:
-            critic_memory, critic_after = _run(self.critic_core, critic_features, before.vf, episode_starts)
+            critic_memory, critic_after = _run(
+                self.critic_core, critic_features, before.vf, self._resets(episode_starts)
+            )
         distribution = self._distribution(memory)
         actions = distribution.get_actions(deterministic)
         log_prob = distribution.log_prob(actions)
@@ -182,10 +186,10 @@ class PolicyInterface(BasePolicy):
         """
         before = self._rnn_states(lstm_states, obs)
         features, critic_features = self._features(self.normalized(obs))
-        memory, _ = _run(self.actor_core, features, before.pi, episode_starts)
+        memory, _ = _run(self.actor_core, features, before.pi, self._resets(episode_starts))
         critic_memory = self._shared(memory)
         if self.critic_core is not None:
-            critic_memory, _ = _run(self.critic_core, critic_features, before.vf, episode_starts)
+            critic_memory, _ = _run(self.critic_core, critic_features, before.vf, self._resets(episode_starts))
         distribution = self._distribution(memory)
         return self._values(critic_memory), distribution.log_prob(actions), distribution.entropy()
 
@@ -201,7 +205,7 @@ class PolicyInterface(BasePolicy):
         """
         before = self._core_state(self.actor_core, getattr(lstm_states, "pi", lstm_states), obs)
         features: Tensor = self.extract_features(self.normalized(obs), self.features_extractor)
-        memory, after = _run(self.actor_core, features, before, episode_starts)
+        memory, after = _run(self.actor_core, features, before, self._resets(episode_starts))
         distribution = self._distribution(memory)
         return (distribution, after) if self.is_recurrent else distribution
 
@@ -218,7 +222,7 @@ class PolicyInterface(BasePolicy):
         core = self.actor_core if self.critic_core is None else self.critic_core
         before = self._core_state(core, getattr(lstm_states, "vf", lstm_states), obs)
         features: Tensor = self.extract_features(self.normalized(obs), self.vf_features_extractor)
-        memory, _ = _run(core, features, before, episode_starts)
+        memory, _ = _run(core, features, before, self._resets(episode_starts))
         return self._values(self._shared(memory) if self.critic_core is None else memory)
 
     def extract_features(self, obs: Any, features_extractor: BaseFeaturesExtractor) -> Any:
@@ -320,6 +324,10 @@ class PolicyInterface(BasePolicy):
         memory, after = core.step(features, before)
         return self.predict_returns(memory), tuple(part.cpu().numpy() for part in after) or None
 
+    def _resets(self, episode_starts: Tensor | None) -> Tensor | None:
+        """Where the recurrent state is reset."""
+        return None if self.lasting_memory else episode_starts
+
     def _given_state(
         self,
         core: Core,
@@ -341,6 +349,8 @@ class PolicyInterface(BasePolicy):
         starts = np.asarray(episode_start)
         if starts.shape not in ((), (1,), (batch,)):
             raise ValueError(f"episode_start must be one flag for each of {batch} observations, not {episode_start!r}")
+        if self.lasting_memory:
+            return tensors
         keep = 1 - torch.as_tensor(starts, device=self.device, dtype=torch.float32)
         return mask_state(tensors, keep.reshape(-1, 1).expand(batch, 1))
 

@@ -83,7 +83,7 @@ class DistributionalPolicy(Acting):
         self.actor_core = make_core(core, features, given.lstm_hidden_size, given.n_lstm_layers, self.lstm_kwargs)
         actor_arch, critic_arch = layer_widths(given.net_arch, self.features_extractor)
         self.net_arch = {"pi": actor_arch, "vf": critic_arch} if given.net_arch is None else given.net_arch
-        self.layer_norm = given.layer_norm
+        self.layer_norm, self.lasting_memory = given.layer_norm, given.lasting_memory
         self.actor_network = self._dense_network(self.actor_core, actor_arch)
         self.action_head = nn.Linear(output_width(self.actor_network, self.actor_core.units), self._outputs())
         self.use_sde = given.use_sde

@@ -43,7 +43,7 @@ _OF_HEAD = {
 }
 _RECURRENT = (
     *("lstm_hidden_size", "n_lstm_layers", "lstm_kwargs"),
-    *("shared_recurrence", "shared_lstm", "enable_critic_lstm"),
+    *("shared_recurrence", "shared_lstm", "enable_critic_lstm", "lasting_memory"),
 )
 _OF_SDE = ("full_std", "use_expln")
 
@@ -104,6 +104,11 @@ class PolicySettings:
         "trains it.",
     )
     enable_critic_lstm: bool = setting(True, "False: critics without their own recurrent core.")
+    lasting_memory: bool = setting(
+        False,
+        "Keep the recurrent state when an episode ends, so that the agent can recognise worlds that come back. Use it "
+        "with env.last_step.",
+    )
     features_extractor_class: type[BaseFeaturesExtractor] | None = setting(
         None,
         "From observations to features: FlattenExtractor, NatureCNN, CombinedExtractor, or a class of your own, in "

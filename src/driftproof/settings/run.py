@@ -71,6 +71,9 @@ class EnvSettings:
     clip_observations: float = setting(
         10.0, "Normalised observations are clipped to this. Needs normalize_observations.", above=0
     )
+    last_step: bool = setting(
+        False, "Add the last action, its reward and whether an episode starts to observations; for lasting_memory."
+    )
     drift: list[dict[str, Any]] = setting(
         factory=list,
         doc="Drift of the environment, a list such as [{kind: dynamics, names: length, schedule: {kind: sudden, "
