@@ -92,8 +92,8 @@ def test_drift_alarms_and_responses_are_told(monkeypatch):
     told = "phase 2; alarm 1, 300 steps ago; partly fresh weights"
     assert told in shown(status, 80, monkeypatch)
     assert told in status.lines()[0]
-    status.update({"step": 1000, "drift/anchor_moves": 3.0, "drift/level": float("nan")})
-    assert "drift alarm, 800 steps ago; shifts followed 3" in status.lines()[0]
+    status.update({"step": 1000, "drift/anchor_moves": 3.0, "drift/level": float("nan"), "drift/trial": 1.0})
+    assert "drift alarm, 800 steps ago; tries earlier weights; shifts followed 3" in status.lines()[0]
 
 
 def test_phases_and_alarms_of_members_are_columns(told, monkeypatch):

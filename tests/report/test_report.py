@@ -261,9 +261,10 @@ class TestDrift:
     def test_alarms_and_responses_are_marks(self, tmp_path):
         alarms = [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0]
         levels = [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 3]
+        trials = [0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0]
         moves = [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1]
         path = write_drifting(
-            tmp_path / "run", self.RETURNS, self.PHASES, alarm=alarms, level=levels, anchor_moves=moves
+            tmp_path / "run", self.RETURNS, self.PHASES, alarm=alarms, level=levels, trial=trials, anchor_moves=moves
         )
         page = write_report([path], tmp_path / "report.html")
         _, *marks = figure(page, "Return")["data"]
@@ -271,9 +272,9 @@ class TestDrift:
             ("alarm", [5 * STEPS, 11 * STEPS], [20, 40], ["alarm"] * 2),
             (
                 "response",
-                [5 * STEPS, 11 * STEPS, 12 * STEPS],
-                [20, 40, 60],
-                ["forgets and explores"] * 2 + ["fresh weights"],
+                [5 * STEPS, 11 * STEPS, 12 * STEPS, 6 * STEPS],
+                [20, 40, 60, 95],
+                ["forgets and explores"] * 2 + ["fresh weights", "tries earlier weights"],
             ),
             ("shift followed", [4 * STEPS], [98], ["shift of observations followed"]),
         ]

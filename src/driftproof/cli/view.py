@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from driftproof._text import printable
 from driftproof.cli import terminal
-from driftproof.runs import ALARM, ALARMS, ANCHOR_MOVES, LEVEL, PHASE, RESPONSES, RETURN
+from driftproof.runs import ALARM, ALARMS, ANCHOR_MOVES, LEVEL, PHASE, RESPONSES, RETURN, TRIAL
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,7 +40,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _HISTORY = 60
 _LONGEST_NAME = 100
 _NOT_LISTED = (
-    *(PHASE, ALARM, ALARMS, LEVEL, ANCHOR_MOVES, "drift/anchor_undone"),
+    *(PHASE, ALARM, ALARMS, LEVEL, TRIAL, "drift/archived", ANCHOR_MOVES, "drift/anchor_undone"),
     *("drift/calibration", "drift/cusum", "drift/episode_return", "drift/typical_return"),
 )
 """Metrics of drift that :func:`drift_told` sums up in one line, and of the alarm."""
@@ -319,6 +319,8 @@ def drift_told(row: Mapping[str, float], alarm_at: int | None = None) -> str:
         parts.append("no alarm")
     if (level := row.get(LEVEL, 0.0)) in range(1, len(RESPONSES)):
         parts.append(RESPONSES[int(level)])
+    if row.get(TRIAL, 0.0) > 0:
+        parts.append("tries earlier weights")
     if (moves := row.get(ANCHOR_MOVES, 0.0)) > 0:
         parts.append(f"shifts followed {moves:g}")
     return "; ".join(parts)

@@ -14,7 +14,7 @@ from driftproof.report.outcomes import interval
 from driftproof.report.runs import PhaseScore, Run
 from driftproof.report.series import Array, Life, plain, spread, together
 from driftproof.report.signs import Sign, charts_of, names
-from driftproof.runs import ALARM, ALARMS, ANCHOR_MOVES, LEVEL, PHASE, RESPONSES, RETURN
+from driftproof.runs import ALARM, ALARMS, ANCHOR_MOVES, LEVEL, PHASE, RESPONSES, RETURN, TRIAL
 
 _MOST_SWITCHES = 60
 _MOST_MARKS = 300
@@ -38,6 +38,14 @@ _SIGNS = (
         f"{', '.join(f'{i}: {name}' for i, name in enumerate(RESPONSES))}.",
         quiet="No agent responded to an alarm.",
     ),
+    Sign(
+        TRIAL,
+        "Trials of earlier weights",
+        "Share of agents that try weights which they kept from an earlier phase.",
+        quiet="No agent tried weights of an earlier phase.",
+        is_flag=True,
+    ),
+    Sign("drift/archived", "Weights kept", "Of earlier phases.", quiet="No agent kept weights of earlier phases."),
     Sign("drift/calibration", "Calibration of the critics", "Of λ-returns among the quantiles that critics predicted."),
     Sign("drift/cusum", "Evidence of a harmful change", "CUSUM of the critics' calibration, which raises the alarm."),
     Sign("drift/episode_return", "Return, for the alarm", "Mean return of the latest episodes."),
@@ -205,6 +213,9 @@ def _noticed(life: Life) -> Iterator[tuple[str, float, str]]:
     for i in np.flatnonzero(np.diff(levels, prepend=0.0) > 0):
         level = int(levels[i])
         yield "response", steps[i], RESPONSES[level] if level < len(RESPONSES) else f"response {level}"
+    steps, trials = life.column(TRIAL)
+    for i in np.flatnonzero(np.diff(trials, prepend=0.0) > 0):
+        yield "response", steps[i], "tries earlier weights"
     steps, moves = life.column(ANCHOR_MOVES)
     for i in np.flatnonzero(np.diff(moves, prepend=0.0) > 0):
         yield "shift followed", steps[i], "shift of observations followed"

@@ -46,6 +46,8 @@ ALARMS = "drift/alarms"
 LEVEL = "drift/level"
 """Metrics: alarms so far, and how far the agent's response to the last one has gone, an index of ``RESPONSES``."""
 RESPONSES = ("none", "forgets and explores", "partly fresh weights", "fresh weights")
+TRIAL = "drift/trial"
+"""Metric: whether the agent tries weights that it has kept from an earlier phase."""
 ANCHOR_MOVES = "drift/anchor_moves"
 """Metric: shifts of observations that the observation normaliser has followed so far."""
 
