@@ -20,7 +20,7 @@ class Rooms(gymnasium.Env):
 
     Args:
         worlds: From the first step of a world to what it is: ``"right"``, ``"wrong"`` (the other action is rewarded),
-            ``"poor"`` (nothing is) or ``"rich"`` (rewards are three times as large).
+            ``"poor"`` (nothing is), or one with rewards of another size.
     """
 
     def __init__(self, worlds):
@@ -36,7 +36,7 @@ class Rooms(gymnasium.Env):
     def step(self, action):
         world = self.worlds[max(first for first in self.worlds if first <= self.clock)]
         belongs = action == (self.place > 0) if world != "wrong" else action != (self.place > 0)
-        reward = float(belongs) * {"poor": 0, "rich": 3}.get(world, 1)
+        reward = float(belongs) * {"poor": 0, "meagre": 0.2, "lean": 0.7, "rich": 3}.get(world, 1)
         self.clock += 1
         self.age += 1
         return self._see(), reward, self.age == LENGTH, False, {}
@@ -88,6 +88,7 @@ class Metrics(BaseCallback):
     def _on_rollout_start(self):
         if "drift/alarm" in self.logger.name_to_value:
             self.updates.append(dict(self.logger.name_to_value))
+            self.logger.name_to_value.clear()
 
     def _on_step(self):
         return True
@@ -103,5 +104,5 @@ class Metrics(BaseCallback):
 def learned(agent, updates):
     """Train, and return the metrics of every update."""
     metrics = Metrics()
-    agent.learn((updates + 1) * STEPS * ENVS, metrics, log_interval=None)
+    agent.learn((updates + 1) * STEPS * ENVS, metrics, log_interval=None, reset_num_timesteps=False)
     return metrics

@@ -26,13 +26,13 @@ from driftproof.state.schema import check, count, fail, number, numbers, optiona
 
 _LEAST_SPREAD = 0.1
 """Standard deviation of the calibration, at least: it is autocorrelated, and so varies little between updates."""
-_LEAST_DROP = 0.1
+_LEAST_DROP = 0.2
 """Standard deviation of returns, at least, as a share of what the agent has gained over its first rollout."""
 _LARGEST_DEVIATION = {"calibration": 5.0, "return": 3.0}
 """Bounds of standardised deviations. That of returns is below the threshold: no single rollout raises the alarm."""
-_TRANSIENT = 0.5
+_TRANSIENT = 0.3
 """Threshold of the calibration, relative to that of returns: critics may learn the new returns in a single update."""
-_SUSPICIOUS = 0.5
+_SUSPICIOUS = 0.25
 """Value of both sums, in units of their thresholds, above which references are frozen."""
 _ROUNDING = 0.01
 """Standard deviation of returns, at least, relative to their size."""
@@ -103,11 +103,11 @@ class CalibrationAlarm:
     updates, so that learning does not widen it. With ``z`` the standardised amount by which ``u`` is below its
     reference, and below 0.5, the CUSUM ``S = max(0, S + z - slack)`` grows while the critics predict too much; another
     grows while ``R`` is below its reference. The alarm is raised once the second is above ``threshold`` and the first,
-    which has less time to grow, above half of it. Improvement makes both smaller.
+    which has less time to grow, above a part of it. Improvement makes both smaller.
 
-    References are frozen while both sums are above half their thresholds. After an alarm, :meth:`restart` clears the
-    sums and the reference of returns, since a changed world has another level; that of the calibration is about the
-    critics and stays. There is no alarm while episodes never end.
+    References are frozen while both sums are above a quarter of their thresholds. After an alarm, :meth:`restart`
+    clears the sums and the reference of returns, since a changed world has another level; that of the calibration is
+    about the critics and stays. There is no alarm while episodes never end.
 
     Args:
         threshold: Level of the sums. Larger: fewer false alarms, and later ones.
@@ -116,7 +116,7 @@ class CalibrationAlarm:
         warmup: Updates at the beginning, and after an alarm, that only the references learn from.
     """
 
-    def __init__(self, threshold: float = 5.0, slack: float = 0.5, memory: float = 10, warmup: int = 20) -> None:
+    def __init__(self, threshold: float = 7.0, slack: float = 0.5, memory: float = 10, warmup: int = 20) -> None:
         self.threshold, self.slack, self.memory, self.warmup = threshold, slack, memory, warmup
         self.episodes = EpisodeReturns()
         self.alarms = 0
@@ -124,7 +124,7 @@ class CalibrationAlarm:
         self.untrained: float | None = None
         """Mean return of the first completed episodes: what a policy earns that has not learned yet."""
         self.mean_return: float | None = None
-        """Mean return of the last completed episodes, those of one rollout."""
+        """Mean return of the episodes completed in the last rollout; ``None``: there were none."""
         self._updates = 0
         """Updates since the beginning, or since the last alarm."""
         self._sums = {"calibration": 0.0, "return": 0.0}
@@ -162,10 +162,10 @@ class CalibrationAlarm:
         if not math.isfinite(calibration):
             return False
         self._updates += 1
+        self.mean_return = mean_return
         below = min(self._calibration.mean_or(0.5), 0.5) - calibration
         self._add("calibration", below / max(self._calibration.std, _LEAST_SPREAD))
         if mean_return is not None:
-            self.mean_return = mean_return
             self.untrained = mean_return if self.untrained is None else self.untrained
             self._add("return", (self._return.mean_or(mean_return) - mean_return) / self.noise)
         if self.cusum > 1:

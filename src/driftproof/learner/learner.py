@@ -32,6 +32,7 @@ from driftproof.learner.metrics import (
 )
 from driftproof.learner.networks import Policy
 from driftproof.learner.observation_normalizer import ObservationNormalizer
+from driftproof.learner.response import DriftResponse
 from driftproof.learner.return_scale import ReturnScale
 from driftproof.learner.rollout import Rollout
 from driftproof.learner.step import OptimizerStep
@@ -107,6 +108,7 @@ class Learner:
         drift_alarm: Detects that returns have fallen below what the critics predict.
         normalizer: Normaliser of observations, for the collector of rollouts.
         recycle_dormant: Score up to which units are dormant and are recycled after every update; 0: none are.
+        drift_response: Responds to the alarm, up to a restart from fresh weights.
         value_clip_mode: Which part of a predicted distribution ``clip_range_vf`` bounds.
         cuda_graph: Capture the optimizer step in a CUDA graph.
         mixed_precision: Run the networks in bfloat16.
@@ -127,6 +129,7 @@ class Learner:
         drift_alarm: CalibrationAlarm | None = None,
         normalizer: ObservationNormalizer | None = None,
         recycle_dormant: float = 0.0,
+        drift_response: DriftResponse | None = None,
         value_clip_mode: ClipMode = "mean_only",
         cuda_graph: bool = False,
         mixed_precision: bool = False,
@@ -139,7 +142,10 @@ class Learner:
         self.entropy = EntropySchedule() if entropy is None else entropy
         self.kl_stop = KLStop(None, device=device) if kl_stop is None else kl_stop
         self.kl_penalty, self.adversary = kl_penalty, adversary
-        self.normalizer, self.drift_alarm, self.initial_weights = normalizer, drift_alarm, initial_weights
+        self.normalizer, self.initial_weights = normalizer, initial_weights
+        self.drift_alarm, self.drift_response = drift_alarm, drift_response
+        self.weights_were_replaced = False
+        """Whether the last update ended with other weights, for which recurrent states have no meaning."""
         self.value_clip_mode: ClipMode = value_clip_mode
         self.recycle_dormant = recycle_dormant
         self.skipped_in_a_row = 0
@@ -152,13 +158,17 @@ class Learner:
             policy, optimizer, vgs, self.kl_stop, None, kl_penalty is not None, autocast, adversary
         )
         self.take_step: OptimizerStep | GraphedStep = self.step
+        if drift_response is not None:
+            if drift_alarm is None:
+                raise ValueError("drift_response needs a drift_alarm")
+            drift_response.attach(self)
         if cuda_graph:
             self.take_step = GraphedStep(self.step, self._captured_settings)
 
     def components(self) -> dict[str, Stateful]:
         """Components that have a state, by their names in an agent's state tree."""
         possible: dict[str, Stateful | None] = {
-            "policy": self.policy,  # type: ignore[dict-item]
+            "policy": self.policy,
             "optimizer": self.optimizer,
             "vgs": self.vgs,
             "kl_penalty": self.kl_penalty,
@@ -168,6 +178,7 @@ class Learner:
             "initial_weights": self.initial_weights,
             "drift_alarm": self.drift_alarm,
             "observations": self.normalizer,
+            "drift_response": self.drift_response,
         }
         return {name: component for name, component in possible.items() if component is not None}
 
@@ -184,6 +195,8 @@ class Learner:
         """
         policy, scale = self.policy, self.return_scale
         policy.train(True)
+        if self.drift_response is not None:
+            settings = self.drift_response.adjusted(settings)
         valid = self._on_device(rollout.valid)
         estimates = self.estimate(rollout, settings)
         quantiles = quantile_metrics(policy.heads, rollout.predictions, valid, scale)
@@ -226,11 +239,14 @@ class Learner:
         return numbers | self._watch(numbers, rollout)
 
     def _watch(self, numbers: Metrics, rollout: Rollout) -> Metrics:
-        """Look for drift; returns metrics of it."""
+        """Look for drift, and respond to it; returns metrics of it."""
         if self.drift_alarm is None:
             return {}
         is_raised = self.drift_alarm.update(numbers["drift/calibration"], rollout)
         metrics = {"drift/alarm": float(is_raised), **self.drift_alarm.metrics()}
+        if self.drift_response is not None:
+            self.weights_were_replaced = self.drift_response.update(self, self.drift_alarm, is_raised)
+            metrics |= self.drift_response.metrics()
         if is_raised:
             self.drift_alarm.restart()
         return metrics

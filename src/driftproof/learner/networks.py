@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -77,6 +77,9 @@ class Policy(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]:
         """Trainable parameters."""
 
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters with their names."""
+
     def modules(self) -> Iterator[nn.Module]:
         """All modules."""
 
@@ -104,6 +107,18 @@ class Policy(Protocol):
         self, observation: Observation, state: PolicyState, segments: Segments | None, threshold: float
     ) -> tuple[Tensor, dict[Tensor, Tensor]]:
         """Recycle dormant units: their share, and masks of what was replaced. Needed for ``recycle_dormant`` only."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights by name."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
+        """Copy weights into the parameters."""
+
+    def fresh(self) -> Policy:
+        """A policy like this one with new random weights. For ``drift_response``."""
+
+    def last_parameters(self) -> list[nn.Parameter]:
+        """Parameters of heads and last layers. For ``drift_response``."""
 
 
 @runtime_checkable

@@ -83,6 +83,17 @@ class ReturnScale:
         self.initialised = True
 
     @torch.no_grad()
+    def forget(self) -> None:
+        """Forget the statistics: the next rollout sets them. The snapshot stays, since value heads predict in it."""
+        self._updates.zero_()
+        self.has_statistics = False
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begin anew, for value heads that have not learned yet."""
+        self.load_state_dict(type(self)(self.decay, members=self.members).state_dict())
+
+    @torch.no_grad()
     def observe(self, returns: Tensor, valid: Tensor | None = None) -> None:
         """Update the statistics with the returns of one rollout; each rollout has the same weight.
 

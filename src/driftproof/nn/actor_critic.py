@@ -129,6 +129,16 @@ class AdaptedPolicy(ActorCriticPolicy):
         noise = self.distribution.noise(len(parameters), device=parameters.device)
         return self.distribution.to_env(self.distribution.sample(parameters, noise))
 
+    def fresh(self) -> AdaptedPolicy:
+        """A policy like this one with new random weights, drawn from torch's global generator."""
+        arguments = self._get_constructor_parameters()
+        return type(self)(**{name: value for name, value in arguments.items() if name != "lr_schedule"})
+
+    def last_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the last layers, and of the spread of actions."""
+        parameters = [*self.action_net.parameters(), *self.value_net.parameters()]
+        return [*parameters, *([self.log_std] if hasattr(self, "log_std") else [])]
+
     def lacks_second_critic(self, state_dict: Mapping[str, Any]) -> bool:
         """``False``: there is one critic."""
         return False

@@ -323,6 +323,14 @@ class DistributionalPolicy(Acting):
         """A policy like this one with new random weights, drawn from torch's global generator."""
         return type(self)(**self._get_constructor_parameters())
 
+    def last_parameters(self) -> list[nn.Parameter]:
+        """Parameters of heads, of the last layer before them, and of the spread of actions."""
+        modules: list[nn.Module] = [self.action_head]
+        for network in (self.actor_network, *(critic.network for critic in self._critics())):
+            modules += [layer for layer in network if isinstance(layer, nn.Linear)][-1:]
+        parameters = [parameter for module in (*modules, *self.heads) for parameter in module.parameters()]
+        return [*parameters, *([self.log_std] if hasattr(self, "log_std") else [])]
+
     def _get_constructor_parameters(self) -> dict[str, Any]:
         """Constructor arguments of this policy. Subclasses add their own."""
         return dict(self._arguments)

@@ -16,6 +16,7 @@ from driftproof.learner.initial_weights import InitialWeights
 from driftproof.learner.kl import KLPenalty, KLStop
 from driftproof.learner.learner import Learner
 from driftproof.learner.observation_normalizer import ObservationNormalizer, normalizable
+from driftproof.learner.response import DriftResponse
 from driftproof.learner.return_scale import ReturnScale, UnitScale
 from driftproof.nn.actor_critic import as_policy
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
@@ -183,13 +184,15 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
             policy.optimizer_kwargs,
             capturable=self.device.type == "cuda",
         )
-        vgs = kl_penalty = adversary = None
+        vgs = kl_penalty = adversary = response = None
         if self.variance_gradient_scaling:
             vgs = VarianceGradientScaler(policy.named_parameters(), **self.vgs_kwargs)
         if self.kl_penalty_kwargs is not None:
             kl_penalty = KLPenalty(self.hyperparams["target_kl"], **self.kl_penalty_kwargs, device=self.device)
         if self.adversarial is not None:
             adversary = self.adversarial.build(policy, self.seed)
+        if self.drift_response:
+            response = DriftResponse(self.drift_patience, self.drift_exploration, self.drift_worlds)
         scale = ReturnScale if policy.predicts_distributions else UnitScale
         return Learner(
             policy,
@@ -210,6 +213,7 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
             drift_alarm=CalibrationAlarm(self.drift_threshold) if self.drift_alarm else None,
             normalizer=self._make_normalizer(),
             recycle_dormant=self.recycle_dormant or 0.0,
+            drift_response=response,
             value_clip_mode=self.value_clip_mode or "mean_only",
             cuda_graph=self.cuda_graph,
             mixed_precision=self.mixed_precision,

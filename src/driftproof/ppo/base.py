@@ -371,6 +371,8 @@ class AgentBase(BaseAlgorithm):
         settings = self.update_settings()
         self._n_updates += settings.n_epochs
         metrics = self.learner.update(self._rollout, settings)
+        if self.learner.weights_were_replaced and self.policy.is_recurrent:
+            self.reset_lstm_states_to_initial()
         metrics |= {f"train/{name}": hyperparams.current(name) for name in _LOGGED if name in hyperparams}
         for name, value in metrics.items():
             self.logger.record(name, value)

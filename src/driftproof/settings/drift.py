@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from driftproof._arguments import ArgumentError
 from driftproof.settings.definition import LARGE, check_values, setting
 
 _KIT: dict[str, tuple[Any, Any]] = {
@@ -15,6 +16,7 @@ _KIT: dict[str, tuple[Any, Any]] = {
     "init_decay": (0.0, 0.0),
     "optimism": (None, None),
     "recycle_dormant": (0.0, 0.0),
+    "drift_response": (True, False),
 }
 """Value of every part with the kit, and without it."""
 
@@ -91,15 +93,47 @@ class DriftSettings:
         key="alarm",
     )
     drift_threshold: float = setting(
-        5.0,
-        "Evidence that raises the alarm, in standard deviations. Larger: fewer false alarms, and later ones; 4 to 8.",
+        7.0,
+        "Evidence that raises the alarm, in standard deviations. Larger: fewer false alarms, and later ones; 5 to 10.",
         above=0,
         section="drift",
         key="threshold",
     )
+    drift_response: bool | None = setting(
+        None,
+        "Respond to the alarm: restart statistics and explore more; if returns stay low, move last layers halfway to "
+        "fresh ones, then restart from fresh weights; try weights of earlier worlds first. None: as drift_kit.",
+        section="drift",
+        key="response",
+    )
+    drift_patience: int = setting(
+        3,
+        "Updates without improvement after which weights that earn next to nothing are replaced by fresh ones. Fewer: "
+        "restarts sooner; 2 to 10.",
+        at_least=1,
+        section="drift",
+        key="patience",
+    )
+    drift_exploration: float = setting(
+        0.02,
+        "Added to exploration_floor after an alarm; fades over 20 updates. 0.001 to 0.05.",
+        at_least=0,
+        at_most=LARGE,
+        section="drift",
+        key="exploration",
+    )
+    drift_worlds: int = setting(
+        3,
+        "Worlds whose weights are kept, to be tried at the next alarm; each needs the memory of the networks. 0 to 10.",
+        at_least=0,
+        section="drift",
+        key="worlds",
+    )
 
     def __post_init__(self) -> None:
         check_values(self)
+        if self.drift_response and not self.parts()["drift_alarm"]:
+            raise ArgumentError("drift_response=True needs drift_alarm=True, which it responds to")
 
     @staticmethod
     def off() -> dict[str, Any]:
@@ -109,4 +143,7 @@ class DriftSettings:
     def parts(self) -> dict[str, Any]:
         """Value of every part: as it was given, or else that of ``drift_kit``."""
         values = {name: getattr(self, name) for name in _KIT}
-        return {name: _KIT[name][not self.drift_kit] if value is None else value for name, value in values.items()}
+        parts = {name: _KIT[name][not self.drift_kit] if value is None else value for name, value in values.items()}
+        if self.drift_response is None and not parts["drift_alarm"]:
+            parts["drift_response"] = False  # There is nothing to respond to.
+        return parts

@@ -1,0 +1,348 @@
+"""The response to a drift alarm: it grows for as long as returns stay low, up to a restart from fresh weights.
+
+:class:`DriftResponse` decides, from the mean return of completed episodes; the functions below it act on the learner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from driftproof.learner.alarm import CalibrationAlarm
+from driftproof.state import Stateful, copy_tree
+from driftproof.state.schema import Rule, check, count, fail, items, like, number, optional, table
+
+if TYPE_CHECKING:
+    from driftproof.learner.learner import Learner, UpdateSettings
+
+_WORLD = ("policy", "initial_weights", "return_scale", "observations")
+"""Components that belong together: heads predict in the scale of returns, networks read normalised observations."""
+_FADE = 20
+"""Updates until additional exploration has faded, or until a restart counts as done."""
+_PROGRESS = 0.1
+"""Improvement of a window over the one before, as a share of what was lost, that is worth waiting for."""
+_FAR_BELOW = 0.25
+"""Share of the former gain below which weights are of little use."""
+_WINDOWS = 2
+"""Windows without improvement before the next level if weights still earn more than that."""
+_LONGEST_TRIAL = 3
+"""Rollouts in which archived weights may complete an episode."""
+
+
+@dataclass
+class _Progress:
+    """Where a response stands.
+
+    Attributes:
+        level: 0: none; 1: statistics restarted; 2: last layers moved halfway to fresh ones; 3: all weights fresh.
+        before: Typical return before the alarm.
+        floor: What it is compared with: the return of an untrained policy, or, if that was not lower, after the alarm.
+        untrained: Return of an untrained policy, if it was lower than before the alarm.
+        previous: Mean return of the previous window.
+        window: Mean returns of rollouts since then.
+        waited: Updates since then.
+        stuck: Windows in a row without improvement.
+        exploration: Share of the additional exploration that has not faded yet.
+        trial: Index of the archived weights that are being tried; ``None``: none.
+        trials: Index behind the last archived weights to try.
+    """
+
+    level: int = 0
+    before: float = 0.0
+    floor: float = 0.0
+    untrained: float | None = None
+    previous: float = 0.0
+    window: list[float] = field(default_factory=list)
+    waited: int = 0
+    stuck: int = 0
+    exploration: float = 0.0
+    trial: int | None = None
+    trials: int = 0
+
+
+class DriftResponse:
+    """Response to the alarm, in levels.
+
+    While there is no suspicion, the last good weights are kept. On an alarm:
+
+    - Archived weights of earlier worlds are tried, one rollout each, and adopted if they earn at least half of
+      what they used to. The weights before the alarm join the archive.
+    - Level 1: the optimizer's moments, the statistics of variance gradient scaling and the scale of returns start anew;
+      the exploration floor rises and fades over 20 updates.
+    - Level 2: heads and last layers move halfway to fresh ones.
+    - Level 3: all weights are fresh, as are return scale and KL penalty.
+
+    It ends once half of the former gain is back, the difference between the typical return before the alarm and that of
+    an untrained policy in the first rollout. Weights that earn less than a quarter of it, and did not improve in
+    ``patience`` updates, are of little use: level 3 follows. Others go to level 2 after twice as many updates without
+    improvement. A world may also just be poorer, with nothing to learn: where weights earn less than those
+    that they replaced, after twice the patience at level 2 and 20 updates at level 3, the former ones come back.
+
+    Args:
+        patience: Updates whose mean return is compared with that of as many updates before. Fewer: restarts sooner.
+        exploration: Added to ``exploration_floor`` after an alarm.
+        worlds: Number of archived worlds.
+    """
+
+    def __init__(self, patience: int = 3, exploration: float = 0.02, worlds: int = 3) -> None:
+        self.patience, self.exploration, self.worlds = patience, exploration, worlds
+        self.archive: list[dict[str, Any]] = []
+        """Weights of earlier worlds with their typical ``return``, oldest first."""
+        self._good: dict[str, Any] | None = None
+        """The last good weights of the present world."""
+        self._held: dict[str, Any] | None = None
+        """Weights to return to, with the ``return`` that they earned, if others do not earn more."""
+        self._progress = _Progress()
+        self._parts: dict[str, Stateful] = {}
+
+    @property
+    def level(self) -> int:
+        """Level of the response in progress; 0: none."""
+        return self._progress.level
+
+    def attach(self, learner: Learner) -> None:
+        """Act on this learner."""
+        parts = learner.components()
+        self._parts = {name: parts[name] for name in _WORLD if name in parts}
+
+    def adjusted(self, settings: UpdateSettings) -> UpdateSettings:
+        """Settings of an update with the additional exploration."""
+        share = self._progress.exploration
+        floor = settings.exploration_floor + self.exploration * share
+        return settings._replace(exploration_floor=floor) if share > 0 else settings
+
+    def update(self, learner: Learner, alarm: CalibrationAlarm, is_raised: bool) -> bool:
+        """Respond to what the alarm has seen in an update; returns whether other weights act from now on."""
+        now = self._progress
+        now.exploration = max(0.0, now.exploration - 1 / _FADE)
+        if now.trial is not None:
+            return self._judge(learner, alarm)
+        if is_raised:
+            return self._begin(learner, alarm)
+        if now.level:
+            return self._grow(learner, alarm)
+        typical, mean = alarm.typical_return, alarm.mean_return
+        if alarm.cusum == 0 and typical is not None and (mean is None or mean >= typical - alarm.noise):
+            self._good = {**self._world(), "return": typical}
+        return False
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of the response, by the names that are logged."""
+        return {
+            "drift/level": float(self.level),
+            "drift/trial": float(self._progress.trial is not None),
+            "drift/archived": float(len(self.archive)),
+        }
+
+    def _begin(self, learner: Learner, alarm: CalibrationAlarm) -> bool:
+        """Archive the last good weights, then try others, or go to level 1."""
+        before, after = alarm.typical_return, alarm.mean_return
+        assert before is not None
+        after = before if after is None else after
+        trials = len(self.archive)
+        if self._good is not None:
+            self.archive.append({**self._good, "return": before})
+            del self.archive[: max(0, len(self.archive) - self.worlds)]
+            trials, self._good = max(0, len(self.archive) - 1), None
+        untrained = alarm.untrained
+        if untrained is not None and before - untrained <= 2 * alarm.noise:
+            untrained = None  # The agent began with weights that were trained before.
+        floor = after if untrained is None else untrained
+        self._progress = _Progress(before=before, floor=floor, untrained=untrained, previous=after, trials=trials)
+        if not trials:
+            return self._to_level_1(learner)
+        self._held = {**self._world(), "return": before}
+        return self._try(learner, alarm, 0)
+
+    def _try(self, learner: Learner, alarm: CalibrationAlarm, index: int) -> bool:
+        """Act with archived weights in the next rollout."""
+        now = self._progress
+        now.trial, now.waited = index, 0
+        self._put(self.archive[index])
+        self._replaced(learner, alarm)
+        return True
+
+    def _judge(self, learner: Learner, alarm: CalibrationAlarm) -> bool:
+        """Adopt the archived weights that acted, or try the next ones, or go to level 1 with the former weights."""
+        now, mean = self._progress, alarm.mean_return
+        assert now.trial is not None
+        now.waited += 1
+        if mean is None and now.waited < _LONGEST_TRIAL:
+            return False
+        floor = min(now.floor, now.previous)
+        if mean is not None and mean >= (floor + self.archive[now.trial]["return"]) / 2:
+            del self.archive[now.trial]
+            alarm.restart()
+            return self._end()
+        if now.trial + 1 < now.trials:
+            return self._try(learner, alarm, now.trial + 1)
+        assert self._held is not None
+        self._put(self._held)
+        self._held, now.trial = None, None
+        self._replaced(learner, alarm)
+        self._to_level_1(learner)
+        return True
+
+    def _to_level_1(self, learner: Learner) -> bool:
+        self._raise(1)
+        learner.return_scale.forget()
+        restart_optimizer(learner)
+        return False
+
+    def _grow(self, learner: Learner, alarm: CalibrationAlarm) -> bool:
+        """End the response once returns are back, or go to the next level if they do not improve."""
+        now, mean = self._progress, alarm.mean_return
+        now.waited += 1
+        if mean is not None:
+            now.window.append(mean)
+        lost = now.before - now.floor
+        if len(now.window) > 1 and sum(now.window[-2:]) / 2 >= now.floor + lost / 2:
+            return self._end()
+        if now.level > 1:
+            return self._compare(learner, alarm)
+        if now.waited < self.patience or not now.window:
+            return False
+        level = sum(now.window) / len(now.window)
+        now.stuck = 0 if level - now.previous > _PROGRESS * lost else now.stuck + 1
+        now.previous, now.window, now.waited = level, [], 0
+        is_useless = now.untrained is not None and level < now.floor + _FAR_BELOW * lost
+        if now.stuck < (1 if is_useless else _WINDOWS):
+            return False
+        self._held = {**self._world(), "return": level}
+        if is_useless:
+            now.level, now.exploration = 3, 0.0  # A fresh policy explores by itself.
+            renew(learner)
+            alarm.untrained = None
+            self._replaced(learner, alarm)
+            return True
+        self._raise(2)
+        soften(learner)
+        restart_optimizer(learner)
+        return False
+
+    def _compare(self, learner: Learner, alarm: CalibrationAlarm) -> bool:
+        """Put the former weights back if the new ones, after some time, earn less."""
+        now = self._progress
+        if now.waited < (_FADE if now.level == 3 else _WINDOWS * self.patience) or not now.window:
+            return False
+        recent = now.window[-self.patience :]
+        assert self._held is not None
+        if sum(recent) / len(recent) >= self._held["return"]:
+            return self._end()
+        self._put(self._held)
+        self._replaced(learner, alarm)
+        self._end()
+        return True
+
+    def _end(self) -> bool:
+        self._progress, self._held = _Progress(exploration=self._progress.exploration), None
+        return False
+
+    def _raise(self, level: int) -> None:
+        self._progress.level, self._progress.exploration = level, 1.0
+
+    def _replaced(self, learner: Learner, alarm: CalibrationAlarm) -> None:
+        """After all weights were replaced, restart what belongs to the former ones."""
+        restart_optimizer(learner)
+        alarm.restart()
+        alarm.episodes.weights_were_replaced()
+
+    def _world(self) -> dict[str, Any]:
+        """A copy of the present weights and what belongs to them."""
+        states: dict[str, Any] = copy_tree({name: dict(part.state_dict()) for name, part in self._parts.items()})
+        return states
+
+    def _put(self, world: Mapping[str, Any]) -> None:
+        """Copy weights, and what belongs to them, into the learner."""
+        for name, part in self._parts.items():
+            part.load_state_dict(copy_tree(world[name]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Archived weights, the last good ones, and where the response stands. Settings are not part of it."""
+        return {"archive": list(self.archive), "good": self._good, "held": self._held, **asdict(self._progress)}
+
+    def check_state_dict(self, state_dict: Any) -> None:
+        """Raise a ``CheckpointError`` unless this is the state of a response with such networks."""
+        world = optional(table({"return": number(), **{name: _rule(part) for name, part in self._parts.items()}}))
+        rules: dict[str, Rule] = {
+            "archive": items(world),
+            "good": world,
+            "held": world,
+            "level": count(at_most=3),
+            "before": number(),
+            "floor": number(),
+            "untrained": optional(number()),
+            "previous": number(),
+            "window": items(number()),
+            "waited": count(),
+            "stuck": count(),
+            "exploration": number(at_least=0, at_most=1),
+            "trial": optional(count()),
+            "trials": count(),
+        }
+        check("drift_response", state_dict, table(rules))
+        archived, trial = len(state_dict["archive"]), state_dict["trial"]
+        if None in state_dict["archive"] or (
+            trial is not None and not (trial < state_dict["trials"] <= archived and state_dict["held"] is not None)
+        ):
+            fail(("drift_response", "trial"), trial, f"the index of one of {archived} archived worlds, or None")
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore the archive, and where the response stood.
+
+        Raises:
+            CheckpointError: The state does not fit; nothing has changed.
+        """
+        self.check_state_dict(state_dict)
+        own = copy_tree(dict(state_dict))
+        self.archive, self._good, self._held = own.pop("archive"), own.pop("good"), own.pop("held")
+        self._progress = _Progress(**own)
+
+
+@torch.no_grad()
+def restart_optimizer(learner: Learner) -> None:
+    """Restart the optimizer's moments and the statistics of variance gradient scaling."""
+    for state in learner.optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                value.zero_()  # In place: a captured CUDA graph goes on with these tensors.
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                state[name] = type(value)(0)
+    if learner.vgs is not None:
+        learner.vgs.reset_statistics()
+    learner.tensors_were_replaced()
+
+
+@torch.no_grad()
+def soften(learner: Learner) -> None:
+    """Move heads and last layers halfway to fresh ones."""
+    policy = learner.policy
+    for own, fresh in zip(policy.last_parameters(), policy.fresh().last_parameters(), strict=True):
+        own.lerp_(fresh.to(own), 0.5)
+
+
+@torch.no_grad()
+def renew(learner: Learner) -> None:
+    """Replace all weights by fresh ones, and restart the scale of returns and the KL penalty, which belong to them."""
+    learner.policy.load_state_dict(learner.policy.fresh().state_dict())
+    learner.return_scale.restart()
+    if learner.initial_weights is not None:
+        learner.initial_weights.load_state_dict(dict(learner.policy.named_parameters()))
+    if learner.kl_penalty is not None:
+        learner.kl_penalty.load_state_dict(learner.kl_penalty.initial_state_dict())
+
+
+def _rule(part: Stateful) -> Rule:
+    """Schema of a component's state."""
+
+    def rule(value: Any, path: tuple[Any, ...]) -> None:
+        if callable(own := getattr(part, "check_state_dict", None)):
+            own(value)
+        else:
+            like(dict(part.state_dict()))(value, path)
+
+    return rule

@@ -1,0 +1,222 @@
+"""The response to a drift alarm: as little as is needed, up to fresh weights, and former weights if they fit again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.policies import ActorCriticPolicy
+
+from driftproof.learner.response import restart_optimizer
+from driftproof.ppo import DistributionalPPO
+from driftproof.state import CheckpointError, compare
+
+from .changing import ENVS, LENGTH, STEPS, agent_in, learned, rooms
+
+CHANGE, AGAIN = 40, 75
+"""Updates at which the world changes."""
+UPDATE = STEPS * ENVS
+
+
+class Written(ActorCriticPolicy):
+    """A policy that somebody wrote for Stable-Baselines3."""
+
+
+def responding(worlds, **settings):
+    return agent_in(worlds, drift_response=True, **settings)
+
+
+def test_useless_weights_are_replaced_and_the_new_world_is_learned():
+    metrics = learned(responding({0: "right", CHANGE: "wrong"}), CHANGE + 25)
+    levels = metrics.column("drift/level")
+    assert levels[:CHANGE] == [0] * CHANGE
+    assert 1 in levels
+    assert 2 not in levels
+    restart = levels.index(3)
+    assert restart <= CHANGE + 8
+    assert levels[-1] == 0
+    assert metrics.column("drift/alarms")[-1] == 1
+    returns = metrics.column("drift/episode_return")
+    assert returns[restart] < LENGTH / 4
+    assert returns[restart + 1] > LENGTH / 4, "an untrained policy chooses the right action every other time"
+    assert returns[-1] > 0.8 * LENGTH
+
+
+def test_weights_that_still_earn_something_lose_their_last_layers_unless_that_does_not_help():
+    agent = responding({0: "right", CHANGE: "lean"})
+    metrics = learned(agent, CHANGE + 22)
+    levels, returns = (metrics.column(f"drift/{name}") for name in ("level", "episode_return"))
+    begin = levels.index(1)
+    span = 2 * agent.drift_patience
+    assert levels[begin:] == [1] * span + [2] * span + [0] * (len(levels) - begin - 2 * span)
+    assert returns[begin + span + 2] < 0.6 * LENGTH, "last layers are halfway to random ones"
+    assert returns[-1] > 0.65 * LENGTH, "as much as there is in this world"
+
+
+def test_fresh_weights_that_earn_less_than_the_former_ones_are_taken_back():
+    agent = responding({0: "right", CHANGE: "meagre"})
+    metrics = learned(agent, CHANGE + 7)
+    assert metrics.column("drift/level")[-1] == 3
+    agent.learning_rate = 1e-9
+    metrics = learned(agent, 25)
+    levels, returns = (metrics.column(f"drift/{name}") for name in ("level", "episode_return"))
+    assert 0.05 * LENGTH < returns[0] < 0.15 * LENGTH
+    assert levels[-1] == 0
+    assert returns[-1] > 0.18 * LENGTH
+
+
+def test_nothing_is_replaced_if_returns_come_back():
+    agent = responding({0: "right", CHANGE: "poor", CHANGE + 4: "right"})
+    metrics = learned(agent, CHANGE + 12)
+    levels = metrics.column("drift/level")
+    assert set(levels) == {0, 1}
+    assert levels[-1] == 0
+    assert metrics.column("drift/episode_return")[-1] > 0.9 * LENGTH
+
+
+def test_exploration_rises_with_the_alarm_and_fades():
+    metrics = learned(responding({0: "right", CHANGE: "poor", CHANGE + 4: "right"}), CHANGE + 26)
+    floors = [floor or 0.0 for floor in metrics.column("train/exploration_floor")]
+    alarm = metrics.alarms()[0]
+    assert floors[alarm] == 0
+    assert floors[alarm + 1] == pytest.approx(0.02)
+    assert floors[alarm + 11] == pytest.approx(0.01)
+    assert floors[alarm + 22] == 0
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_former_weights_return_with_their_world(policy):
+    metrics = learned(responding({0: "right", CHANGE: "wrong", AGAIN: "right"}, policy=policy), AGAIN + 8)
+    trial = metrics.column("drift/trial").index(1)
+    assert AGAIN < trial <= AGAIN + 3
+    assert metrics.column("drift/trial")[trial + 1 :] == [0] * len(metrics.column("drift/trial")[trial + 1 :])
+    returns = metrics.column("drift/episode_return")
+    assert returns[trial] < LENGTH / 2
+    assert min(returns[trial + 1 :]) > 0.9 * LENGTH
+    assert metrics.column("drift/archived")[CHANGE - 1] == 0
+    assert metrics.column("drift/archived")[-1] == 1, "those of the second world remain"
+
+
+def test_weights_that_do_not_fit_are_put_back():
+    agent = responding({0: "right", CHANGE: "wrong", AGAIN: "poor"})
+    metrics = learned(agent, AGAIN + 4)
+    trials = metrics.column("drift/trial")
+    assert sum(trials) == 1
+    assert metrics.column("drift/level")[trials.index(1) + 1] == 1
+    assert len(agent.learner.drift_response.archive) == 2
+
+
+def test_archive_is_bounded():
+    agent = responding({0: "right", CHANGE: "wrong", AGAIN: "poor"}, drift_worlds=1)
+    metrics = learned(agent, AGAIN + 4)
+    assert metrics.column("drift/archived")[-1] == 1
+    assert sum(metrics.column("drift/trial")) == 0
+
+
+def told(agent):
+    """The agent's state, but for an option that torch adds when loading."""
+    tree = agent.state_tree()
+    for group in tree["optimizer"]["param_groups"]:
+        group.pop("differentiable", None)
+    return tree
+
+
+def cut_at(update, worlds, total, tmp_path, **settings):
+    """An agent that was saved after an update, loaded and trained on, and one that was not."""
+    whole = responding(worlds, **settings)
+    whole.learn(total * UPDATE, log_interval=None)
+    expected = told(whole)
+    cut = responding(worlds, **settings)
+    cut.pause_at = update * UPDATE
+    cut.learn(total * UPDATE, log_interval=None)
+    cut.save(tmp_path / "cut.zip")
+    torch.rand(7)
+    resumed = DistributionalPPO.load(tmp_path / "cut.zip", rooms(worlds), device="cpu")
+    stage = resumed.learner.drift_response.metrics()
+    resumed.resume(log_interval=None)
+    return stage, compare(expected, told(resumed))
+
+
+@pytest.mark.parametrize(
+    ("policy", "after", "stage"),
+    [
+        ("MlpPolicy", CHANGE - 3, {"drift/level": 0}),
+        ("MlpPolicy", CHANGE + 4, {"drift/level": 1}),
+        ("MlpLstmPolicy", CHANGE + 7, {"drift/level": 3}),
+    ],
+    ids=["before", "level 1", "restarted"],
+)
+def test_resume_equals_uninterrupted(policy, after, stage, tmp_path):
+    found, differences = cut_at(after, {0: "right", CHANGE: "wrong"}, CHANGE + 12, tmp_path, policy=policy)
+    assert found.items() >= stage.items()
+    assert not differences, "\n".join(map(str, differences[:10]))
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_resume_in_the_middle_of_a_trial_equals_uninterrupted(policy, tmp_path):
+    worlds = {0: "right", CHANGE: "wrong", AGAIN: "poor"}
+    found, differences = cut_at(AGAIN + 3, worlds, AGAIN + 8, tmp_path, policy=policy)
+    assert found["drift/trial"] == 1
+    assert not differences, "\n".join(map(str, differences[:10]))
+
+
+def test_another_agent_takes_it_over():
+    agent, other = (responding({0: "right", CHANGE: "wrong"}, seed=seed) for seed in (3, 4))
+    learned(agent, CHANGE + 4)
+    other.learn(UPDATE, log_interval=None)
+    other.set_parameters(agent.get_parameters())
+    own, taken = told(agent), told(other)
+    assert len(taken["drift_response"]["archive"]) == 1
+    assert not [name for name in ("policy", "drift_alarm", "drift_response") if compare(own[name], taken[name])]
+    other.learn(2 * UPDATE, log_interval=None, reset_num_timesteps=False)
+
+
+def test_wrong_states_are_refused_and_nothing_changes():
+    agent = responding({0: "right", CHANGE: "wrong"})
+    learned(agent, CHANGE + 3)
+    before = agent.state_tree()
+    state = before["drift_response"]
+    world = state["archive"][0]
+    cut = {**world, "policy": {name: tensor[:1] for name, tensor in world["policy"].items()}}
+    for wrong in ({"level": 4}, {"trial": 5}, {"archive": [None]}, {"archive": [cut]}, {"window": [float("nan")]}):
+        with pytest.raises(CheckpointError):
+            agent.load_state_tree({**before, "drift_response": {**state, **wrong}})
+        assert not compare(before, agent.state_tree())
+
+
+def test_it_needs_the_alarm():
+    with pytest.raises(ValueError, match="drift_alarm"):
+        agent_in({0: "right"}, drift_alarm=False, drift_response=True)
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy", "MlpGruPolicy", Written])
+def test_fresh_networks_are_alike_and_others(policy):
+    networks = {"net_arch": [5]} if policy is Written else None
+    settings = {} if networks is None else {"policy_kwargs": networks}
+    agent = responding({0: "right"}, policy=policy, **settings)
+    before = agent.state_tree()["policy"]
+    fresh = agent.policy.fresh()
+    assert not compare(before, agent.state_tree()["policy"])
+    shapes = {name: tensor.shape for name, tensor in before.items()}
+    assert shapes == {name: tensor.shape for name, tensor in fresh.state_dict().items()}
+    assert compare(before, dict(fresh.state_dict()))
+    last = agent.policy.last_parameters()
+    assert [p.shape for p in last] == [p.shape for p in fresh.last_parameters()]
+    assert len(last) > 0
+    agent.learn(2 * UPDATE, log_interval=None)
+
+
+@pytest.mark.parametrize("optimizer", ["AdaptiveUPGD", "UPGDW", torch.optim.Adam, torch.optim.SGD])
+def test_a_restarted_optimizer_steps_like_a_new_one(optimizer):
+    agents = [agent_in({0: "right"}, optimizer_class=optimizer, learning_rate=1e-2) for _ in range(2)]
+    used, new = agents
+    used.learn(UPDATE, log_interval=None)
+    used.policy.load_state_dict(new.policy.state_dict())
+    restart_optimizer(used.learner)
+    for agent in agents:
+        torch.manual_seed(0)
+        for parameter in agent.policy.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        agent.optimizer.step()
+    for own, other in zip(used.policy.parameters(), new.policy.parameters(), strict=True):
+        np.testing.assert_allclose(own.detach(), other.detach(), rtol=1e-5, atol=1e-7)
