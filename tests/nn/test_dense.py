@@ -23,10 +23,11 @@ def gradients(policy, loss):
 
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_outputs_and_gradients_are_those_of_autograd(actions, activation):
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_outputs_and_gradients_are_those_of_autograd(actions, activation, layer_norm):
     torch.manual_seed(0)
     kwargs = {"net_arch": {"pi": [8, 16, 8], "vf": [16]}, "activation_fn": activation, "ortho_init": False}
-    policy = MlpPolicy(BOX, ACTIONS[actions], **kwargs)
+    policy = MlpPolicy(BOX, ACTIONS[actions], layer_norm=layer_norm, **kwargs)
     observations = torch.rand(2, 5, 2, 3)
 
     def loss(evaluation):
@@ -96,14 +97,26 @@ def test_autograd_where_there_is_more_than_dense_layers(change):
     assert policy.dense_networks() is None
 
 
-def test_autograd_for_recurrence_exploration_matrices_layer_norm_and_overridden_methods():
+def test_autograd_for_recurrence_exploration_matrices_and_overridden_methods():
     class Mine(MlpPolicy):
         def predict_returns(self, memory):
             return super().predict_returns(memory)
 
     box = ACTIONS["continuous"]
-    others = [MlpLstmPolicy(BOX, box), MlpPolicy(BOX, box, use_sde=True), MlpPolicy(BOX, box, layer_norm=True)]
-    assert [policy.dense_networks() for policy in [*others, Mine(BOX, box)]] == [None] * 4
+    others = [MlpLstmPolicy(BOX, box), MlpPolicy(BOX, box, use_sde=True), Mine(BOX, box)]
+    assert [policy.dense_networks() for policy in others] == [None] * 3
+
+
+def test_autograd_for_layer_normalisation_of_another_kind():
+    def network(*norms):
+        return [nn.Linear(3, 4), *norms, nn.Tanh(), nn.Linear(4, 2)]
+
+    plain = nn.LayerNorm(4, elementwise_affine=False)
+    assert dense_networks([network(plain), network(plain)]) is not None
+    for other in (nn.LayerNorm(4), nn.LayerNorm(4, 1e-3, elementwise_affine=False)):
+        assert dense_networks([network(plain), network(other)]) is None
+    assert dense_networks([network(plain), network()]) is None
+    assert dense_networks([[plain, *network()]]) is None
 
 
 def test_agents_learn_as_with_autograd():
