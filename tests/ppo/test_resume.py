@@ -22,6 +22,16 @@ ATTACKED = SAPPOConfig(
     perturbation=PerturbationConfig(attack_method="sgld"),
 )
 
+KIT = {
+    "drift_kit": True,
+    "exploration_floor": 0.01,
+    "layer_norm": True,
+    "init_decay": 0.5,
+    "optimism": 0.5,
+    "recycle_dormant": 0.3,
+}
+"""Every part of the drift kit."""
+
 PROCESSES = multiprocessing.get_context("forkserver")
 # New processes that begin with imports done; torch's optimizers would import the second.
 PROCESSES.set_forkserver_preload([resuming.__name__, "torch._dynamo"])
@@ -69,6 +79,8 @@ def test_resume_equals_uninterrupted(policy, normalize, continues, tmp_path):
         {"subproc": True, "normalize": True, "continues": True},
         {"stack": True, "normalize": True, "continues": True, "policy": "MlpPolicy"},
         {"policy": "MlpGruPolicy", "continues": True, "settings": {"layer_norm": True, "recycle_dormant": 0.5}},
+        {"continues": True, "settings": KIT},
+        {"settings": KIT, "policy": "MlpPolicy"},
         {"remembers": True},
         {"remembers": True, "continues": True},
         {"drift": True, "normalize": True},
@@ -92,7 +104,7 @@ def test_resume_equals_uninterrupted(policy, normalize, continues, tmp_path):
         {"continuous": True, "continues": True, "settings": {"use_sde": True, "sde_sample_freq": 5}},
     ],
     ids=[
-        *("processes", "processes-continue", "stacked", "gru", "memory", "memory-continues"),
+        *("processes", "processes-continue", "stacked", "gru", "kit-continues", "kit", "memory", "memory-continues"),
         *("drift", "drift-continues", "drift-sync", "drift-async", "controllers", "attacked"),
         *("gsde", "gsde-continues"),
     ],
