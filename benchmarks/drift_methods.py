@@ -42,8 +42,8 @@ SB3: dict[str, Any] = {
 """As published; no gradient is as long as ``max_grad_norm``. Advantages are normalised over the iteration."""
 
 OURS: dict[str, Any] = {
-    "learning_rate": 3e-4,
-    "batch_size": 64,
+    "learning_rate": 1e-3,
+    "batch_size": 128,
     "n_epochs": 5,
     "ent_coef": 0.01,
     "gamma": 0.99,

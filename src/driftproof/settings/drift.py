@@ -10,9 +10,9 @@ from driftproof.settings.definition import LARGE, check_values, setting
 
 _KIT: dict[str, tuple[Any, Any]] = {
     "observation_normalizer": (True, False),
-    "exploration_floor": (0.0, 0.0),
+    "exploration_floor": (0.003, 0.0),
     "drift_alarm": (True, False),
-    "layer_norm": (False, False),
+    "layer_norm": (True, False),
     "init_decay": (0.0, 0.0),
     "optimism": (None, None),
     "recycle_dormant": (0.0, 0.0),
