@@ -12,11 +12,13 @@ from driftproof.ppo import DistributionalPPO
 
 from .scripted import small_networks
 
-STEPS, ENVS, LENGTH = 32, 4, 8
+STEPS, ENVS, LENGTH = 32, 4, 9
 
 
 class Rooms(gymnasium.Env):
-    """Episodes of eight steps; the reward is 1 for the action that belongs to the sign of the observation, or else 0.
+    """Episodes of nine steps, of which rollouts are no multiple.
+
+    The reward is 1 for the action that belongs to the sign of the observation, or else 0.
 
     Args:
         worlds: From the first step of a world to what it is: ``"right"``, ``"wrong"`` (the other action is rewarded),

@@ -120,6 +120,7 @@ def test_one_rollout_alone_raises_nothing_and_neither_does_one_statistic():
     assert not any(watched([(0.0, 100)] * 20))
     assert not any(watched([(0.5, 10)] * 20))
     assert not any(watched([(1.0, 1000)] * 20))
+    assert not any(watched([(1.0, 10)] * 20))
 
 
 def test_wrong_states_are_refused():
