@@ -8,6 +8,7 @@ import torch
 from stable_baselines3.common.env_util import make_vec_env
 
 from driftproof.learner import learner
+from driftproof.learner.response import renew, restart_optimizer
 from driftproof.ppo import DistributionalPPO
 
 pytestmark = pytest.mark.gpu
@@ -215,3 +216,35 @@ class _Image(gymnasium.Env):
     def step(self, action):
         self.steps += 1
         return self.np_random.integers(0, 255, (36, 36, 1), dtype="uint8"), 1.0, self.steps > 9, False, {}
+
+
+@pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MlpPolicy"])
+def test_graph_equals_eager_with_the_drift_kit(policy):
+    kit = {"drift_kit": True, "init_decay": 0.01, "optimizer_kwargs": {"sigma": 0.0}, "vgs_kwargs": {"warmup_steps": 3}}
+    eager, graphed = pair_of_agents(policy=policy, **kit)
+    before = weights(eager)
+    for model in (eager, graphed):
+        model.learn(512)
+    assert_same_update(eager, graphed, before)
+
+
+def test_fresh_and_earlier_weights_are_trained_by_the_graph(tmp_path):
+    """A response replaces weights, moments and scales under a captured graph, which is captured again."""
+    model = agent("MlpPolicy", drift_kit=True, cuda_graph=True).learn(512)
+    earlier = model.learner.response._world()
+    renew(model.learner)
+    fresh = weights(model)
+    model.learn(256, reset_num_timesteps=False)
+    moved = weights(model)
+    assert any(not torch.equal(p, fresh[name]) for name, p in moved.items())
+    model.learner.response._put(earlier)
+    restart_optimizer(model.learner)
+    before = weights(model)
+    model.learn(256, reset_num_timesteps=False)
+    assert all(torch.isfinite(p).all() for p in weights(model).values())
+    assert any(not torch.equal(p, before[name]) for name, p in weights(model).items())
+    model.save(tmp_path / "model.zip")
+    loaded = DistributionalPPO.load(tmp_path / "model.zip", device="cpu")
+    seen = torch.rand(5, 4)
+    own = model.policy.predict_values(seen.cuda()).cpu()
+    assert torch.allclose(own, loaded.policy.predict_values(seen), atol=1e-4)
