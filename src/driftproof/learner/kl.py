@@ -109,6 +109,9 @@ class KLStop:
         Returns:
             1 to continue, or 0 once stopped, in the same shape.
         """
+        on_host = self._count.is_cpu and self._count.dim() == 0
+        if on_host and not kl.item() > self.tolerance * self.target.item() and self._count.item() == 0:
+            return self._go_on.clone()  # Nothing is counted.
         above = (kl > self.tolerance * self.target).float()
         self._count.add_(above)
         if self.mode == "consecutive":

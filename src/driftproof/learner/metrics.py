@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from driftproof._members import Number
 from driftproof.learner.return_scale import ReturnScale
 from driftproof.nn.heads import CategoricalHead, ValueHead
 from driftproof.nn.types import PolicyState
@@ -33,9 +34,14 @@ class StepMetrics:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, numbers: Mapping[str, Tensor]) -> StepMetrics:
-        """From 0-dim tensors by name."""
-        return cls(tuple(numbers), torch.stack(list(numbers.values()), -1))
+    def of(cls, numbers: Mapping[str, Number]) -> StepMetrics:
+        """From 0-dim tensors by name; on a CPU, from Python numbers too."""
+        tensors = {name: number for name, number in numbers.items() if isinstance(number, Tensor)}
+        others = {name: number for name, number in numbers.items() if name not in tensors}
+        values = torch.stack(list(tensors.values()), -1)
+        if others:
+            values = torch.cat((values, values.new_tensor(list(others.values()))))
+        return cls((*tensors, *others), values)
 
     @classmethod
     def stack(cls, steps: Sequence[StepMetrics]) -> StepMetrics:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from driftproof._members import Number
 from driftproof.learner.adversary import Adversary
 from driftproof.learner.kl import KLStop
 from driftproof.learner.losses import Coefficients, ppo_losses
@@ -95,8 +97,9 @@ class OptimizerStep:
     def __call__(self, batch: Minibatch, c: Coefficients) -> StepMetrics:
         """Take the step, unless the loss or a gradient is not finite or the update was stopped; returns its metrics."""
         statistics = [(tensor, tensor.clone()) for tensor in self._statistics]
-        loss, metrics = self.losses(batch, c)
-        go_on = self.stop.observe(metrics["approx_kl"])
+        loss, losses = self.losses(batch, c)
+        metrics: dict[str, Number] = {**losses}
+        go_on = self.stop.observe(losses["approx_kl"])
         for group in self.optimizer.param_groups:
             for param in group["params"]:
                 param.grad = None
@@ -105,7 +108,7 @@ class OptimizerStep:
             self._dense.backward(self._places)
         metrics |= self._finish(loss.detach(), go_on, c)
         for tensor, before in statistics:
-            taken = (metrics["finite"] * metrics["go_on"]) > 0
+            taken = torch.as_tensor(metrics["finite"] * metrics["go_on"]) > 0
             tensor.copy_(torch.where(taken, tensor, before))
         return StepMetrics.of(metrics)
 
@@ -136,35 +139,41 @@ class OptimizerStep:
         return Evaluation(parameters.float(), tuple(p.float() for p in predictions))
 
     @torch.no_grad()
-    def _finish(self, loss: Tensor, go_on: Tensor, c: Coefficients) -> dict[str, Tensor]:
+    def _finish(self, loss: Tensor, go_on: Tensor, c: Coefficients) -> dict[str, Number]:
         """Take the step unless it is skipped; returns gradient norms and the flags ``finite`` and ``go_on``."""
         grads = self._gradients()
-        *critic_norms, grad_norm = self._gradient_norms(grads).unbind()
-        finite = torch.isfinite(loss) & torch.isfinite(grad_norm)
-        proceed = finite & (go_on > 0)
+        norms = self._gradient_norms(grads)
+        finite: Number
         if self.masked and self.is_ready:
-            scaled = self._take(grads, grad_norm, c, proceed)
-        else:
-            taken = bool(proceed)
+            *critic_norms, grad_norm = norms.unbind()
+            finite = (torch.isfinite(loss) & torch.isfinite(grad_norm)).to(loss.dtype)
+            scaled = self._take(grads, grad_norm, c, proceed=(finite * go_on) > 0)
+        else:  # Numbers cost less than tensors of one number.
+            *critic_norms, grad_norm = norms.tolist()
+            finite = float(math.isfinite(loss.item()) and math.isfinite(grad_norm))
+            taken = finite * go_on.item() > 0
             self._has_stepped |= taken
             scaled = self._take(grads, grad_norm, c) if taken else grad_norm
         return {
             "grad_norm": grad_norm,
             "scaled_norm": scaled,
             **{f"critic_norm_{i}": norm for i, norm in enumerate(critic_norms, 1)},
-            "finite": finite.to(loss.dtype),
-            "go_on": go_on.to(loss.dtype),
+            "finite": finite,
+            "go_on": go_on,
         }
 
-    def _take(self, grads: list[Any], grad_norm: Tensor, c: Coefficients, proceed: Tensor | None = None) -> Tensor:
+    def _take(self, grads: list[Any], grad_norm: Number, c: Coefficients, proceed: Tensor | None = None) -> Number:
         """Scale, clip and step, masked where ``proceed`` is given; returns the gradient norm after scaling."""
-        scale: float | Tensor = 1.0
+        scale: Number = 1.0
         if self.vgs is not None:
             # If the scaler follows all parameters, one pass over their gradients scales and clips them.
-            factor = self.vgs.measure_gradients(proceed) if self._scales_all else self.vgs.scale_gradients(proceed)
+            factor: Number = (self.vgs.measure_gradients if self._scales_all else self.vgs.scale_gradients)(proceed)
             if self.vgs.apply_to == "gradient":
+                factor = factor if isinstance(grad_norm, Tensor) else float(factor)
                 grad_norm, scale = grad_norm * factor, factor if self._scales_all else 1.0
-        torch._foreach_mul_(grads, (c.max_grad_norm / (grad_norm + 1e-6)).clamp_max(1) * scale)
+        clip = c.max_grad_norm / (grad_norm + 1e-6)
+        clip = clip.clamp_max(1) if isinstance(clip, Tensor) else min(clip, 1.0)
+        torch._foreach_mul_(grads, clip * scale)
         if proceed is None:
             self.optimizer.step()
         else:

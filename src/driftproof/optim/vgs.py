@@ -343,6 +343,10 @@ class VarianceGradientScaler:
 
     def _record(self, factor: Tensor, proceed: Tensor | None) -> None:
         """Store a factor for the quantiles."""
+        if self._statistics.on_host and proceed is None:
+            self._history.numpy()[int(self._recorded) % _HISTORY] = factor.item()
+            self._recorded.add_(1)
+            return
         place, entry = self._recorded.remainder(_HISTORY).view(1), factor.view(1)
         if proceed is not None:
             entry = torch.where(proceed, entry, self._history.index_select(0, place))
@@ -377,8 +381,7 @@ class VarianceGradientScaler:
         """:func:`scaling_factor` as a Python number: on a CPU, faster than arithmetic on 0-dim tensors."""
         if self.step_count < self.warmup_steps:
             return 1.0
-        logs = [math.log1p(v) for v in self._statistics.variances(self.eps).tolist() if not math.isnan(v)]
-        variance = math.expm1(math.fsum(logs) / len(logs) / 2) if logs else 0.0
+        variance = self._statistics.normalized_variance_on_host(self.eps)
         factor = 1 / (1 + self.alpha * min(variance, self.variance_cap))
         return min(max(factor, self.min_scaling_factor), 1.0)
 
