@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from gymnasium import spaces
 
-from driftproof.learner.losses import policy_loss
+from driftproof.learner.direct import direct_losses
+from driftproof.learner.losses import Coefficients, policy_loss, ppo_losses
+from driftproof.learner.rollout import Minibatch
 from driftproof.nn.distributions import distribution_for
 from driftproof.nn.heads import QuantileHead
+from driftproof.nn.types import Evaluation, PolicyState
 
 
 def with_gradient(function, *inputs):
@@ -61,3 +65,34 @@ def test_log_probability_and_entropy_together_are_what_they_are_apart(space):
     log_probs, entropies = distribution.log_prob_and_entropy(parameters, actions)
     torch.testing.assert_close(log_probs, distribution.log_prob(parameters, actions), rtol=0, atol=0)
     torch.testing.assert_close(entropies, distribution.entropy(parameters), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("ent_coef", [0.0, 0.01, torch.tensor(0.02)])
+@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)])
+def test_gradients_by_formula_are_those_of_autograd(space, ent_coef):
+    torch.manual_seed(0)
+    distribution, head, samples = distribution_for(space), QuantileHead(4, 5, huber_kappa=0.5), 200
+    old = torch.randn(1, samples, distribution.size)
+    actions = distribution.sample(old, distribution.noise(1, samples))
+    parameters = (old + 0.5 * torch.randn_like(old)).requires_grad_()
+    predictions = tuple(torch.randn(1, samples, 5, requires_grad=True) for _ in range(2))
+    log_probs = distribution.log_prob(old, actions)
+    advantages, targets = torch.randn(1, samples), torch.randn(1, samples)
+    batch = Minibatch(
+        *(torch.empty(0), actions, old, log_probs, advantages, targets, (), None),
+        *(PolicyState((), ()), None, None),
+    )
+    c = Coefficients(0.2, 0.0, ent_coef, 0.7, 0.0, 0.5, 0.0)
+    results = []
+    for function in (ppo_losses, direct_losses):
+        loss, metrics = function(distribution, head, Evaluation(parameters, predictions), batch, c)
+        if function is ppo_losses:
+            loss.backward()
+        results.append([{"loss": loss, **metrics}, [t.grad for t in (parameters, *predictions)]])
+        parameters.grad = predictions[0].grad = predictions[1].grad = None
+    (expected, wanted), (actual, gradients) = results
+    assert 0 < expected["clip_fraction"] < 1
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name].detach(), msg=name)
+    torch.testing.assert_close(gradients, wanted)

@@ -15,13 +15,14 @@ from torch.optim import Optimizer
 
 from driftproof._members import Number
 from driftproof.learner.adversary import Adversary
+from driftproof.learner.direct import direct_losses
 from driftproof.learner.kl import KLStop
 from driftproof.learner.losses import Coefficients, ppo_losses
 from driftproof.learner.metrics import StepMetrics
 from driftproof.learner.networks import HasDenseNetworks, Policy
 from driftproof.learner.rollout import Minibatch
 from driftproof.nn.dense import DenseNetworks
-from driftproof.nn.heads import ClipMode
+from driftproof.nn.heads import ClipMode, QuantileHead
 from driftproof.nn.types import Evaluation
 from driftproof.optim import VarianceGradientScaler
 from driftproof.optim.masking import step_where
@@ -97,20 +98,30 @@ class OptimizerStep:
     def __call__(self, batch: Minibatch, c: Coefficients) -> StepMetrics:
         """Take the step, unless the loss or a gradient is not finite or the update was stopped; returns its metrics."""
         statistics = [(tensor, tensor.clone()) for tensor in self._statistics]
-        loss, losses = self.losses(batch, c)
-        metrics: dict[str, Number] = {**losses}
-        go_on = self.stop.observe(losses["approx_kl"])
         for group in self.optimizer.param_groups:
             for param in group["params"]:
                 param.grad = None
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self._dense is not None:
-            self._dense.backward(self._places)
+        loss, losses = self._differentiate(batch, c)
+        metrics: dict[str, Number] = {**losses}
+        go_on = self.stop.observe(losses["approx_kl"])
         metrics |= self._finish(loss.detach(), go_on, c)
         for tensor, before in statistics:
             taken = torch.as_tensor(metrics["finite"] * metrics["go_on"]) > 0
             tensor.copy_(torch.where(taken, tensor, before))
         return StepMetrics.of(metrics)
+
+    def _differentiate(self, batch: Minibatch, c: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and metrics by name; sets the gradients."""
+        head = self.policy.heads[0]
+        has_other_terms = self.clip_mode is not None or self.kl_penalty or self.exploration_floor
+        if self._dense is None or type(head) is not QuantileHead or has_other_terms or batch.valid is not None:
+            loss, metrics = self.losses(batch, c)
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            loss, metrics = direct_losses(self.policy.distribution, head, self._evaluate(batch), batch, c)
+        if self._dense is not None:
+            self._dense.backward(self._places)
+        return loss, metrics
 
     def losses(self, batch: Minibatch, c: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and metrics by name."""
