@@ -419,14 +419,14 @@ def assert_same(one, other):
 def spoil(monkeypatch, which):
     """Let the loss of some minibatches be not a number; they count from 0."""
     count = itertools.count()
-    losses = OptimizerStep.losses
+    differentiate = OptimizerStep.differentiate
 
     def spoiled(step, batch, coefficients):
         if next(count) in which:
             batch = batch._replace(advantages=batch.advantages * math.nan)
-        return losses(step, batch, coefficients)
+        return differentiate(step, batch, coefficients)
 
-    monkeypatch.setattr(OptimizerStep, "losses", spoiled)
+    monkeypatch.setattr(OptimizerStep, "differentiate", spoiled)
 
 
 def spoil_gradients(model, which, value):
@@ -806,7 +806,7 @@ class TestSynchronisation:
             variance_gradient_scaling=True,
         )
         model.learner.step.masked = True
-        model.vgs._statistics.on_host = False
+        model.vgs._statistics.on_host = model.learner.kl_stop.on_host = False
         updates = self.counted(monkeypatch, model)
         # Indices of minibatches are made on the host, and only looked at there; the entropy schedule lives there.
         on_host = [("minibatches", "numpy"), ("_plain", "item")]

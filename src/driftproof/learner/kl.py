@@ -81,6 +81,8 @@ class KLStop:
         self._go_on = torch.ones(shape, dtype=torch.float32, device=device)
         self._count = torch.zeros(shape, dtype=torch.float32, device=device)
         self._limit = torch.ones(shape, dtype=torch.float32, device=device)
+        self.on_host = members is None and self._count.is_cpu
+        """Whether the host may read the flags."""
         self.set_target(target)
         self.reset(1)
 
@@ -109,8 +111,7 @@ class KLStop:
         Returns:
             1 to continue, or 0 once stopped, in the same shape.
         """
-        on_host = self._count.is_cpu and self._count.dim() == 0
-        if on_host and not kl.item() > self.tolerance * self.target.item() and self._count.item() == 0:
+        if self.on_host and not kl.item() > self.tolerance * self.target.item() and self._count.item() == 0:
             return self._go_on.clone()  # Nothing is counted.
         above = (kl > self.tolerance * self.target).float()
         self._count.add_(above)

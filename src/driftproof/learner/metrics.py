@@ -35,13 +35,11 @@ class StepMetrics:
     @classmethod
     @torch.no_grad()
     def of(cls, numbers: Mapping[str, Number]) -> StepMetrics:
-        """From 0-dim tensors by name; on a CPU, from Python numbers too."""
-        tensors = {name: number for name, number in numbers.items() if isinstance(number, Tensor)}
-        others = {name: number for name, number in numbers.items() if name not in tensors}
-        values = torch.stack(list(tensors.values()), -1)
-        if others:
-            values = torch.cat((values, values.new_tensor(list(others.values()))))
-        return cls((*tensors, *others), values)
+        """From 0-dim tensors by name; on a CPU, the last of them may be Python numbers."""
+        tensors = [number for number in numbers.values() if isinstance(number, Tensor)]
+        others = list(numbers.values())[len(tensors) :]
+        values = torch.stack(tensors, -1)
+        return cls(tuple(numbers), torch.cat((values, values.new_tensor(others))) if others else values)
 
     @classmethod
     def stack(cls, steps: Sequence[StepMetrics]) -> StepMetrics:

@@ -101,7 +101,7 @@ class OptimizerStep:
         for group in self.optimizer.param_groups:
             for param in group["params"]:
                 param.grad = None
-        loss, losses = self._differentiate(batch, c)
+        loss, losses = self.differentiate(batch, c)
         metrics: dict[str, Number] = {**losses}
         go_on = self.stop.observe(losses["approx_kl"])
         metrics |= self._finish(loss.detach(), go_on, c)
@@ -110,7 +110,7 @@ class OptimizerStep:
             tensor.copy_(torch.where(taken, tensor, before))
         return StepMetrics.of(metrics)
 
-    def _differentiate(self, batch: Minibatch, c: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
+    def differentiate(self, batch: Minibatch, c: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and metrics by name; sets the gradients."""
         head = self.policy.heads[0]
         has_other_terms = self.clip_mode is not None or self.kl_penalty or self.exploration_floor
@@ -154,37 +154,38 @@ class OptimizerStep:
         """Take the step unless it is skipped; returns gradient norms and the flags ``finite`` and ``go_on``."""
         grads = self._gradients()
         norms = self._gradient_norms(grads)
-        finite: Number
-        if self.masked and self.is_ready:
-            *critic_norms, grad_norm = norms.unbind()
-            finite = (torch.isfinite(loss) & torch.isfinite(grad_norm)).to(loss.dtype)
-            scaled = self._take(grads, grad_norm, c, proceed=(finite * go_on) > 0)
+        total = norms[-1]
+        if self.masked:
+            numbers: Sequence[Number] = norms.unbind()
+            finite: Number = (torch.isfinite(loss) & torch.isfinite(total)).to(loss.dtype)
+            flag: Number = go_on.to(loss.dtype)
         else:  # Numbers cost less than tensors of one number.
-            *critic_norms, grad_norm = norms.tolist()
-            finite = float(math.isfinite(loss.item()) and math.isfinite(grad_norm))
-            taken = finite * go_on.item() > 0
+            numbers = norms.tolist()
+            finite, flag = float(math.isfinite(loss.item()) and math.isfinite(numbers[-1])), go_on.item()
+        proceed = finite * flag > 0
+        if isinstance(proceed, Tensor) and self.is_ready:
+            scaled = self._take(grads, total, c, proceed)
+        else:
+            taken = bool(proceed)
             self._has_stepped |= taken
-            scaled = self._take(grads, grad_norm, c) if taken else grad_norm
+            scaled = self._take(grads, total, c) if taken else total
         return {
-            "grad_norm": grad_norm,
             "scaled_norm": scaled,
-            **{f"critic_norm_{i}": norm for i, norm in enumerate(critic_norms, 1)},
+            "grad_norm": numbers[-1],
+            **{f"critic_norm_{i}": norm for i, norm in enumerate(numbers[:-1], 1)},
             "finite": finite,
-            "go_on": go_on,
+            "go_on": flag,
         }
 
-    def _take(self, grads: list[Any], grad_norm: Number, c: Coefficients, proceed: Tensor | None = None) -> Number:
+    def _take(self, grads: list[Any], grad_norm: Tensor, c: Coefficients, proceed: Tensor | None = None) -> Tensor:
         """Scale, clip and step, masked where ``proceed`` is given; returns the gradient norm after scaling."""
         scale: Number = 1.0
         if self.vgs is not None:
             # If the scaler follows all parameters, one pass over their gradients scales and clips them.
-            factor: Number = (self.vgs.measure_gradients if self._scales_all else self.vgs.scale_gradients)(proceed)
+            factor = self.vgs.measure_gradients(proceed) if self._scales_all else self.vgs.scale_gradients(proceed)
             if self.vgs.apply_to == "gradient":
-                factor = factor if isinstance(grad_norm, Tensor) else float(factor)
                 grad_norm, scale = grad_norm * factor, factor if self._scales_all else 1.0
-        clip = c.max_grad_norm / (grad_norm + 1e-6)
-        clip = clip.clamp_max(1) if isinstance(clip, Tensor) else min(clip, 1.0)
-        torch._foreach_mul_(grads, clip * scale)
+        torch._foreach_mul_(grads, (c.max_grad_norm / (grad_norm + 1e-6)).clamp_max(1) * scale)
         if proceed is None:
             self.optimizer.step()
         else:
