@@ -215,6 +215,7 @@ class TestRobustTerm:
     def test_its_gradient_is_that_of_the_differences_by_hand(self, monkeypatch):
         """Through clean and attacked observations both; the critics' part weighs as much as their loss does."""
         model = attacked(arguments={"batch_size": 24, "vf_coef": 0.3}, robust_kl_coef=2.0)
+        model.policy.register_forward_hook(lambda *_: None)  # Gradients by autograd, all the way to the parameters.
         watch, loss = Watch(monkeypatch, model), SmoothnessAdversary.loss
 
         def watched(self, *arguments):

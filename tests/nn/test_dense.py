@@ -7,6 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from driftproof.adversarial import PerturbationConfig, SAPPOConfig
 from driftproof.nn.dense import dense_networks
 from driftproof.nn.policies import MlpLstmPolicy, MlpPolicy
 from driftproof.ppo import DistributionalPPO
@@ -119,10 +120,21 @@ def test_autograd_for_layer_normalisation_of_another_kind():
     assert dense_networks([[plain, *network()]]) is None
 
 
-def test_agents_learn_as_with_autograd():
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"ent_coef": 0.01},
+        {"clip_range_vf": 0.2, "kl_penalty": True, "target_kl": 0.01},
+        {"adversarial": SAPPOConfig(robust_kl_coef=0.5, perturbation=PerturbationConfig(epsilon=0.1))},
+    ],
+    ids=["usual", "entropy", "other terms", "adversary"],
+)
+def test_agents_learn_as_with_autograd(arguments):
     weights = []
     for uses_autograd in (False, True):
-        agent = DistributionalPPO("MlpPolicy", gym.make("CartPole-v1"), n_steps=64, batch_size=16, n_epochs=2, seed=0)
+        env = gym.make("CartPole-v1")
+        agent = DistributionalPPO("MlpPolicy", env, n_steps=64, batch_size=16, n_epochs=2, seed=0, **arguments)
         if uses_autograd:
             agent.policy.register_forward_hook(lambda *_: None)
         agent.learn(128)

@@ -32,7 +32,7 @@ class Adversary(Protocol):
 
         Args:
             batch: Minibatch with clean observations; ``attacked_segments`` are the segments of the attacked sequences.
-            clean: The policy's outputs for the clean observations, attached to the autograd graph.
+            clean: The policy's outputs for the clean observations, whose gradients reach the parameters.
             vf_coef: Weight of the value loss.
         """
 

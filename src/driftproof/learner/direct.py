@@ -44,7 +44,7 @@ def direct_losses(
             gradients.append(torch.full_like(entropies, -1 / entropies.numel()) * c.ent_coef)
     torch.autograd.backward(tensors, gradients)
     metrics |= {f"critic_loss_{i}": term for i, term in enumerate(critic_terms.unbind(), 1)}
-    return loss, metrics | {"loss": loss}
+    return loss, metrics
 
 
 def _policy_loss(

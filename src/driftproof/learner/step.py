@@ -88,8 +88,8 @@ class OptimizerStep:
     def begin_update(self) -> None:
         """Look at the networks, which may have changed since the last update."""
         policy, self._dense = self.policy, None
-        is_alone = self.adversary is None and isinstance(self.autocast(), contextlib.nullcontext)
-        if is_alone and not self._statistics and isinstance(policy, HasDenseNetworks):
+        is_single_precision = isinstance(self.autocast(), contextlib.nullcontext)
+        if is_single_precision and isinstance(policy, HasDenseNetworks):
             self._dense = policy.dense_networks()
         if self._dense is not None and not self._present:
             # The first gradients, too, go to their place: matrix products may round by where they are written to.
@@ -104,7 +104,7 @@ class OptimizerStep:
         loss, losses = self.differentiate(batch, c)
         metrics: dict[str, Number] = {**losses}
         go_on = self.stop.observe(losses["approx_kl"])
-        metrics |= self._finish(loss.detach(), go_on, c)
+        metrics |= self._finish(loss, go_on, c)
         for tensor, before in statistics:
             taken = torch.as_tensor(metrics["finite"] * metrics["go_on"]) > 0
             tensor.copy_(torch.where(taken, tensor, before))
@@ -112,33 +112,30 @@ class OptimizerStep:
 
     def differentiate(self, batch: Minibatch, c: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and metrics by name; sets the gradients."""
-        head = self.policy.heads[0]
+        policy, head, evaluation = self.policy, self.policy.heads[0], self._evaluate(batch)
         has_other_terms = self.clip_mode is not None or self.kl_penalty or self.exploration_floor
-        if self._dense is None or type(head) is not QuantileHead or has_other_terms or batch.valid is not None:
-            loss, metrics = self.losses(batch, c)
-            loss.backward()  # type: ignore[no-untyped-call]
+        remaining: Tensor | None = None
+        if self._dense is not None and type(head) is QuantileHead and not has_other_terms and batch.valid is None:
+            loss, metrics = direct_losses(policy.distribution, head, evaluation, batch, c)
         else:
-            loss, metrics = direct_losses(self.policy.distribution, head, self._evaluate(batch), batch, c)
-        if self._dense is not None:
-            self._dense.backward(self._places)
-        return loss, metrics
-
-    def losses(self, batch: Minibatch, c: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and metrics by name."""
-        evaluation = self._evaluate(batch)
-        loss, metrics = ppo_losses(
-            *(self.policy.distribution, self.policy.heads[0], evaluation, batch, c),
-            clip_mode=self.clip_mode,
-            kl_penalty=self.kl_penalty,
-            exploration_floor=self.exploration_floor,
-        )
+            remaining, metrics = ppo_losses(
+                *(policy.distribution, head, evaluation, batch, c),
+                clip_mode=self.clip_mode,
+                kl_penalty=self.kl_penalty,
+                exploration_floor=self.exploration_floor,
+            )
+            loss = remaining
         if self.adversary is not None:
             with self.autocast():
                 robust_term, robust_metrics = self.adversary.loss(batch, evaluation, c.vf_coef)
             loss = loss + robust_term
+            remaining = robust_term if remaining is None else loss
             metrics |= {f"adversarial/{name}": number for name, number in robust_metrics.items()}
-        metrics["loss"] = loss
-        return loss, metrics
+        if remaining is not None and remaining.requires_grad:
+            remaining.backward()  # type: ignore[no-untyped-call]
+        if self._dense is not None:
+            self._dense.backward(self._places)
+        return loss.detach(), metrics | {"loss": loss}
 
     def _evaluate(self, batch: Minibatch) -> Evaluation:
         """The networks' outputs in float32."""
