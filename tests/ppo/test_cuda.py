@@ -224,7 +224,7 @@ def test_graph_equals_eager_with_the_drift_kit(policy):
     eager, graphed = pair_of_agents(policy=policy, **kit)
     before = weights(eager)
     for model in (eager, graphed):
-        model.learn(512)
+        model.learn(128)  # One update: rounding then leads to other actions.
     assert_same_update(eager, graphed, before)
 
 
@@ -244,7 +244,6 @@ def test_fresh_and_earlier_weights_are_trained_by_the_graph(tmp_path):
     assert all(torch.isfinite(p).all() for p in weights(model).values())
     assert any(not torch.equal(p, before[name]) for name, p in weights(model).items())
     model.save(tmp_path / "model.zip")
-    loaded = DistributionalPPO.load(tmp_path / "model.zip", device="cpu")
-    seen = torch.rand(5, 4)
-    own = model.policy.predict_values(seen.cuda()).cpu()
-    assert torch.allclose(own, loaded.policy.predict_values(seen), atol=1e-4)
+    loaded = DistributionalPPO.load(tmp_path / "model.zip", device="cuda")
+    seen = torch.rand(5, 4, device="cuda")
+    assert torch.equal(model.policy.predict_values(seen), loaded.policy.predict_values(seen))
