@@ -224,6 +224,7 @@ def test_graph_equals_eager_with_the_drift_kit(policy):
     eager, graphed = pair_of_agents(policy=policy, **kit)
     before = weights(eager)
     for model in (eager, graphed):
+        torch.manual_seed(0)
         model.learn(128)  # One update: rounding then leads to other actions.
     assert_same_update(eager, graphed, before)
 
