@@ -29,7 +29,6 @@ class DriftSettings:
         False,
         "Keep learning when the world changes: switches on every part below that is None.",
         section="drift",
-        key="kit",
     )
     observation_normalizer: bool | None = setting(
         None,
