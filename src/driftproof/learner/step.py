@@ -226,5 +226,8 @@ class OptimizerStep:
 
     def _gradient_norms(self, grads: list[Any]) -> Tensor:
         """Norms of each critic's gradient, and of the whole."""
-        norms = torch.stack(torch._foreach_norm(grads))
-        return (norms.float().square() @ self._groups).sqrt()
+        if self._rows:  # On a CPU, faster than norms.
+            squares = torch.stack([row.dot(row) for row in grads])
+        else:
+            squares = torch.stack(torch._foreach_norm(grads)).float().square()
+        return (squares @ self._groups).sqrt()

@@ -65,6 +65,7 @@ COPIED_ELEMENTS = 1 << 16
 _DERIVED = {
     "params": ("numel",),
     "grads": ("flat_grads",),
+    "steps": ("step_runs",),
     "utilities": ("utility_runs", "has_plain_state"),
     "first_moments": ("moment_runs", "has_plain_state"),
     "second_moments": ("moment_runs", "has_plain_state"),
@@ -98,6 +99,11 @@ class Group:
     def counts_on_host(self) -> bool:
         """Whether the host may read the step counts."""
         return not self.settings.capturable and self.steps[0].dim() == 0
+
+    @cached_property
+    def step_runs(self) -> list[Tensor]:
+        """The step counts as :func:`runs`."""
+        return runs(self.steps)
 
     @cached_property
     def utility_runs(self) -> list[Tensor]:

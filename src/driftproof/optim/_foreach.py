@@ -37,7 +37,8 @@ DEVICES = ("cpu", "cuda")
 _BUCKET_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
 """Elements worked on at a time, unless one tensor has more: bounds scratch memory, and on a CPU suits the caches."""
 
-_ONE = torch.ones((), device="cpu", dtype=torch.float32)
+_LEAST_UNIT = 1e-20
+"""Smallest unit of directions, so that they do not overflow in it."""
 
 _CACHE_ENTRIES = 64
 """Number of cached layouts of scratch memory; changing sets of gradients make many."""
@@ -95,8 +96,8 @@ def accumulate(group: Group, members: bool) -> None:
     if group.proceed is not None:
         torch._foreach_add_(group.steps, [group.proceed.float()] * len(group.steps))
     elif group.steps[0].is_cpu:
-        # A Python number would be converted to a tensor for each of the counts.
-        torch._foreach_add_(group.steps, _ONE, alpha=1.0)
+        for counts in group.step_runs:
+            counts.add_(1)
     else:
         torch._foreach_add_(group.steps, 1)
     beta = settings.beta_utility
@@ -160,13 +161,14 @@ def move(group: Group, extremes: Extremes, noise: RawNoise | None, members: bool
     for bucket in _buckets(group):
         flat, directions = scratch.like("directions", bucket.params)
         stop = start + flat.numel()
+        unit = 1.0
         if noise is None:
             _write_directions(bucket, flat, directions)
         else:
             part = RawNoise(noise.flat[start:stop], noise.scale)
-            _write_noisy_directions(bucket, flat, directions, part, members)
+            unit = _write_noisy_directions(bucket, flat, directions, part, members)
         _apply_gate(bucket, flat, extremes, members, scratch)
-        _descend(bucket, directions)
+        _descend(bucket, directions, unit)
         start = stop
 
 
@@ -197,23 +199,31 @@ def _write_directions(group: Group, flat: Tensor, directions: list[Tensor]) -> N
 
 def _write_noisy_directions(
     group: Group, flat: Tensor, directions: list[Tensor], noise: RawNoise, members: bool
-) -> None:
+) -> float:
+    """Write directions with noise; returns the unit that they are in."""
     settings = group.settings
-    if settings.adaptive_noise or isinstance(settings.sigma, Tensor) or settings.betas is None or not flat.is_cpu:
+    unit, betas = settings.sigma * noise.scale, settings.betas
+    is_simple = betas is not None and not settings.adaptive_noise and flat.is_cpu
+    if not is_simple or isinstance(unit, Tensor) or unit < _LEAST_UNIT or _differs_by_member(group, betas):
         _write_directions(group, flat, directions)
         _add_noise(group, flat, directions, noise, members)
-        return
-    # The noise first, in the place of zeros. As floats before it is scaled: torch is slow at mixing types.
-    flat.copy_(noise.flat).mul_(settings.sigma * noise.scale)
-    _add_adam_directions(group, flat, directions, settings.betas)
+        return 1.0
+    assert betas is not None
+    # The noise first, in the place of zeros, and as it was drawn: directions are added in its unit.
+    flat.copy_(noise.flat)
+    _add_adam_directions(group, flat, directions, betas, unit)
+    return unit
 
 
-def _add_adam_directions(group: Group, flat: Tensor, directions: list[Tensor], betas: tuple[Scalar, Scalar]) -> None:
-    (beta1, beta2), eps = betas, group.settings.eps
+def _add_adam_directions(
+    group: Group, flat: Tensor, directions: list[Tensor], betas: tuple[Scalar, Scalar], unit: float = 1.0
+) -> None:
     settings, steps, device = group.settings, group.steps, flat.device
-    if isinstance(beta1, Tensor) or isinstance(beta2, Tensor) or isinstance(eps, Tensor) or steps[0].dim() > 0:
+    if _differs_by_member(group, betas):
         _add_adam_directions_per_member(group, directions, betas)
         return
+    numbers: Any = (*betas, settings.eps)
+    beta1, beta2, eps = numbers
     if device.type == "cuda" and not settings.capturable:
         steps = [torch.full((), steps[0].item(), dtype=torch.float32, device=device)] * len(steps)
     grads, first, second = group.grads, *group.moment_runs
@@ -222,7 +232,7 @@ def _add_adam_directions(group: Group, flat: Tensor, directions: list[Tensor], b
         directions, grads, steps = [flat], [group.flat_grads], steps[:1]
     else:
         first, second = group.first_moments, group.second_moments
-    # Adam's fused kernel subtracts lr * direction from what it is given, and lr = -1 adds it.
+    # Adam's fused kernel subtracts lr * direction from what it is given, and a negative lr adds it.
     torch._fused_adam_(
         directions,
         grads,
@@ -230,7 +240,7 @@ def _add_adam_directions(group: Group, flat: Tensor, directions: list[Tensor], b
         second,
         [],
         steps,
-        lr=-1.0,
+        lr=-1 / unit,
         beta1=beta1,
         beta2=beta2,
         weight_decay=0.0,
@@ -239,6 +249,12 @@ def _add_adam_directions(group: Group, flat: Tensor, directions: list[Tensor], b
         maximize=False,
         found_inf=None if group.proceed is None else (~group.proceed).float(),
     )
+
+
+def _differs_by_member(group: Group, betas: tuple[Scalar, Scalar] | None) -> bool:
+    """Whether settings of the moments, or step counts, are tensors."""
+    numbers = (*(betas or ()), group.settings.eps)
+    return group.steps[0].dim() > 0 or any(isinstance(number, Tensor) for number in numbers)
 
 
 def _add_adam_directions_per_member(group: Group, directions: list[Tensor], betas: tuple[Scalar, Scalar]) -> None:
@@ -336,15 +352,16 @@ def _quotients(group: Group, divisors: Scalar, members: bool, scratch: Scratch) 
     return flat, views
 
 
-def _descend(group: Group, steps: list[Tensor]) -> None:
-    """Weight decay, and the step."""
+def _descend(group: Group, steps: list[Tensor], unit: float) -> None:
+    """Weight decay, and the step, which is in a unit."""
     settings, params = group.settings, group.params
     lr, decay, factor = settings.lr, settings.weight_decay, STEP_FACTOR[settings.gate]
     if isinstance(decay, Tensor) or (isinstance(lr, Tensor) and lr.dim() > 0):
         torch._foreach_mul_(params, _each(1 - lr * decay, params))
-        torch._foreach_mul_(steps, _each(factor * lr, steps))
+        torch._foreach_mul_(steps, _each(factor * unit * lr, steps))
         torch._foreach_sub_(params, steps)
         return
+    factor *= unit
     # p - (factor * lr) * (step + decay / factor * p)
     torch._fused_sgd_(
         params,

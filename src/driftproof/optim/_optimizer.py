@@ -176,7 +176,7 @@ class UPGDBase(Optimizer):
     def _prepare(self, i: int, group: dict[str, Any], proceed: Tensor | None) -> Group:
         """The tensors of those parameters that have a gradient, with complete state."""
         params = [p for p in group["params"] if p.grad is not None]
-        if any(p.grad.layout != torch.strided for p in params):
+        if {p.grad.layout for p in params} - {torch.strided}:
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
         settings = self._settings(group)
         sources = [*params, *(entry for p in params for entry in self.state[p].values())]
@@ -244,12 +244,12 @@ class UPGDBase(Optimizer):
             state[name].copy_(torch.where(state["step"] > 0, value * correction, 0))
 
     def _pack_state(self, params: list[Tensor]) -> None:
-        """Place utilities, and moments, side by side in memory, so that one operation covers them all."""
-        for name in ("avg_utility", *(self._moment_keys or ())):
+        """Place step counts, utilities, and moments, side by side in memory, so that one operation covers them all."""
+        for name in ("step", "avg_utility", *(self._moment_keys or ())):
             alike = defaultdict(list)
             for param in params:
                 entry = self.state.get(param, {}).get(name)
-                if entry is not None and entry.is_contiguous() and entry.numel() > 0:
+                if isinstance(entry, Tensor) and entry.is_contiguous() and entry.numel() > 0:
                     alike[entry.device, entry.dtype].append(param)
             for together in alike.values():
                 packed = pack([self.state[param][name] for param in together])
@@ -329,7 +329,7 @@ def _load(name: str, value: Any, param: Tensor, capturable: bool) -> Any:
 
 def _unpacked(state: dict[str, Any]) -> dict[str, Any]:
     """A state whose tensors have memory of their own."""
-    own = {name for name, entry in state.items() if not isinstance(entry, Tensor) or name in ("step", "grad_norm_ema")}
+    own = {name for name, entry in state.items() if not isinstance(entry, Tensor) or name == "grad_norm_ema"}
     return {
         name: entry if name in own else entry.clone(memory_format=torch.preserve_format)
         for name, entry in state.items()

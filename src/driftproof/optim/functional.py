@@ -205,7 +205,7 @@ def _alike(group: Group) -> Iterator[_Batch]:
         and group.params
         and group.has_plain_state
         and are_plain([group.params, group.grads], group.params[0].dtype)
-        and (not on_host or len({s.item() for s in group.steps}) == 1)
+        and (not on_host or len({count for row in group.step_runs for count in row.tolist()}) == 1)
     ):
         yield _Batch(group, True, None)
         return
