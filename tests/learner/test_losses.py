@@ -67,9 +67,10 @@ def test_log_probability_and_entropy_together_are_what_they_are_apart(space):
     torch.testing.assert_close(entropies, distribution.entropy(parameters), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("floor", [0.0, 0.3])
 @pytest.mark.parametrize("ent_coef", [0.0, 0.01, torch.tensor(0.02)])
 @pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)])
-def test_gradients_by_formula_are_those_of_autograd(space, ent_coef):
+def test_gradients_by_formula_are_those_of_autograd(space, ent_coef, floor):
     torch.manual_seed(0)
     distribution, head, samples = distribution_for(space), QuantileHead(4, 5, huber_kappa=0.5), 200
     old = torch.randn(1, samples, distribution.size)
@@ -82,10 +83,11 @@ def test_gradients_by_formula_are_those_of_autograd(space, ent_coef):
         *(torch.empty(0), actions, old, log_probs, advantages, targets, (), None),
         *(PolicyState((), ()), None, None),
     )
-    c = Coefficients(0.2, 0.0, ent_coef, 0.7, 0.0, 0.5, 0.0)
+    c = Coefficients(0.2, 0.0, ent_coef, 0.7, 0.0, 0.5, floor)
     results = []
     for function in (ppo_losses, direct_losses):
-        loss, metrics = function(distribution, head, Evaluation(parameters, predictions), batch, c)
+        evaluation = Evaluation(parameters, predictions)
+        loss, metrics = function(distribution, head, evaluation, batch, c, exploration_floor=floor > 0)
         if function is ppo_losses:
             loss.backward()
         results.append([{"loss": loss, **metrics}, [t.grad for t in (parameters, *predictions)]])

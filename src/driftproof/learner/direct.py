@@ -18,7 +18,12 @@ from driftproof.nn.types import Evaluation
 
 
 def direct_losses(
-    distribution: Distribution, head: QuantileHead, evaluation: Evaluation, batch: Minibatch, c: Coefficients
+    distribution: Distribution,
+    head: QuantileHead,
+    evaluation: Evaluation,
+    batch: Minibatch,
+    c: Coefficients,
+    exploration_floor: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and metrics of ``ppo_losses``, after its backward pass.
 
@@ -30,8 +35,10 @@ def direct_losses(
         evaluation: The networks' outputs for the minibatch now; the predictions are leaves, which get gradients.
         batch: The minibatch.
         c: Coefficients, as numbers or 0-dim tensors.
+        exploration_floor: Whether the loss contains the distance from a distribution that still explores.
     """
     log_probs, entropies = distribution.log_prob_and_entropy(evaluation.parameters, batch.actions)
+    divergences = distribution.uniform_divergence(evaluation.parameters) if exploration_floor else None
     with torch.no_grad():
         policy_term, gradient, metrics = _policy_loss(log_probs - batch.log_probs, batch.advantages, c.clip_range)
         metrics["entropy"] = entropies.mean()
@@ -42,6 +49,11 @@ def direct_losses(
             loss = loss - c.ent_coef * metrics["entropy"]
             tensors.append(entropies)
             gradients.append(torch.full_like(entropies, -1 / entropies.numel()) * c.ent_coef)
+        if divergences is not None:
+            metrics["uniform_divergence"] = divergences.mean()
+            loss = loss + c.exploration_floor * metrics["uniform_divergence"]
+            tensors.append(divergences)
+            gradients.append(torch.full_like(divergences, 1 // divergences.numel()) * c.exploration_floor)
     torch.autograd.backward(tensors, gradients)
     metrics |= {f"critic_loss_{i}": term for i, term in enumerate(critic_terms.unbind(), 1)}
     return loss, metrics

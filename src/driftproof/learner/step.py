@@ -113,10 +113,10 @@ class OptimizerStep:
     def differentiate(self, batch: Minibatch, c: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and metrics by name; sets the gradients."""
         policy, head, evaluation = self.policy, self.policy.heads[0], self._evaluate(batch)
-        has_other_terms = self.clip_mode is not None or self.kl_penalty or self.exploration_floor
+        has_other_terms = self.clip_mode is not None or self.kl_penalty
         remaining: Tensor | None = None
         if self._dense is not None and type(head) is QuantileHead and not has_other_terms and batch.valid is None:
-            loss, metrics = direct_losses(policy.distribution, head, evaluation, batch, c)
+            loss, metrics = direct_losses(policy.distribution, head, evaluation, batch, c, self.exploration_floor)
         else:
             remaining, metrics = ppo_losses(
                 *(policy.distribution, head, evaluation, batch, c),
