@@ -81,12 +81,20 @@ def exploring():
     return DistributionalPPO("MlpPolicy", env, **SMALL, optimizer_class="adam", use_sde=True, policy_kwargs=NETS)
 
 
-AGENTS = [everything, gru, feed_forward, continuing, exploring]
+def drift_kit():
+    options = {"drift_kit": True, "init_decay": 0.01, "policy_kwargs": NETS}
+    return DistributionalPPO("MlpPolicy", cartpole(), **SMALL, **options)
+
+
+AGENTS = [everything, gru, feed_forward, continuing, exploring, drift_kit]
 
 
 def trained(make):
     agent = make().learn(3 * UPDATE)
     agent.worker.restart(5) if make is everything else None
+    if make is drift_kit:
+        response = agent.learner.drift_response
+        response.archive.append({**response._world(), "return": 10.0})
     return agent
 
 

@@ -34,6 +34,8 @@ _TRANSIENT = 0.3
 """Threshold of the calibration, relative to that of returns: critics may learn the new returns in a single update."""
 _SUSPICIOUS = 0.25
 """Value of both sums, in units of their thresholds, above which references are frozen."""
+LARGEST_RETURN = 1e18
+"""Larger returns count as this much: squares of sums of them must be finite."""
 _ROUNDING = 0.01
 """Standard deviation of returns, at least, relative to their size."""
 
@@ -76,8 +78,9 @@ class EpisodeReturns:
         returns = ends - np.where(is_first, 0, np.roll(ends, 1))
         counted: npt.NDArray[np.float64] = returns[~is_first | self._counts[envs]]
         is_last = np.diff(envs, append=-1) != 0
-        self._running = sums[-1]
-        self._running[envs[is_last]] -= ends[is_last]
+        running = sums[-1].copy()
+        running[envs[is_last]] -= ends[is_last]
+        self._running = _bounded(running)
         self._counts[envs] = True
         return counted
 
@@ -155,7 +158,7 @@ class CalibrationAlarm:
             rollout: Rollout of the update, of which the completed episodes are read.
         """
         returns = self.episodes.of(rollout)
-        return self.observe(calibration, float(returns.mean()) if len(returns) else None)
+        return self.observe(calibration, float(_bounded(returns).mean()) if len(returns) else None)
 
     def observe(self, calibration: float, mean_return: float | None) -> bool:
         """:meth:`update` with the mean return of the completed episodes; ``None``: there were none."""
@@ -206,13 +209,15 @@ class CalibrationAlarm:
 
     def check_state_dict(self, state_dict: Any) -> None:
         """Raise a ``CheckpointError`` unless this is the state of such an alarm."""
-        reference = table({"mean": number(), "variance": number(at_least=0), "last": number(), "updates": count()})
+        value = number(at_least=-LARGEST_RETURN, at_most=LARGEST_RETURN)
+        spread = number(at_least=0, at_most=LARGEST_RETURN**2)
+        reference = table({"mean": value, "variance": spread, "last": value, "updates": count()})
         rules = {
             "alarms": count(),
             "updates": count(),
-            "untrained": optional(number()),
-            "mean_return": optional(number()),
-            "sums": table(dict.fromkeys(self._sums, number(at_least=0))),
+            "untrained": optional(value),
+            "mean_return": optional(value),
+            "sums": table(dict.fromkeys(self._sums, number(at_least=0, at_most=LARGEST_RETURN))),
             "calibration": reference,
             "return": reference,
             "episodes": _check_episodes,
@@ -270,8 +275,13 @@ class _Reference:
         return asdict(self)
 
 
+def _bounded(returns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.clip(returns, -LARGEST_RETURN, LARGEST_RETURN)
+
+
 def _check_episodes(value: Any, path: tuple[Any, ...]) -> None:
-    rules = {"running": numbers((None,), [np.float64]), "counts": numbers((None,), [np.bool_])}
+    running = numbers((None,), [np.float64], at_least=-LARGEST_RETURN, at_most=LARGEST_RETURN)
+    rules = {"running": running, "counts": numbers((None,), [np.bool_])}
     table(rules)(value, path)
     if len(value["running"]) != len(value["counts"]):
         fail(path, value, "as many running sums as flags")

@@ -41,6 +41,8 @@ _LEAST_SPREAD = 0.05
 _TRIAL = 256
 """Observations after which a shift is undone if they fit the former statistics better."""
 _SMALLEST_BATCH = 32
+_LARGEST = 1e38
+"""Largest observation, about that of float32: squares of differences must be finite."""
 
 
 class AnchoredStatistics:
@@ -155,11 +157,12 @@ class AnchoredStatistics:
 
     def rule(self) -> Rule:
         """Schema of :meth:`state_dict`."""
-        vector = numbers((self.size,), [torch.float64])
-        rules: dict[str, Rule] = dict.fromkeys(_ARRAYS, vector)
-        rules |= dict.fromkeys(("variance", "start_variance"), numbers((self.size,), [torch.float64], at_least=0))
-        rules["recent"] = numbers((None, self.size), [torch.float64])
-        rules |= dict.fromkeys(_NUMBERS, number(at_least=0)) | dict.fromkeys(_COUNTS, count())
+        bounds: dict[str, Any] = {"at_least": -_LARGEST, "at_most": _LARGEST}
+        rules: dict[str, Rule] = dict.fromkeys(_ARRAYS, numbers((self.size,), [torch.float64], **bounds))
+        variance = numbers((self.size,), [torch.float64], at_least=0, at_most=_LARGEST**2)
+        rules |= dict.fromkeys(("variance", "start_variance"), variance)
+        rules["recent"] = numbers((None, self.size), [torch.float64], **bounds)
+        rules |= dict.fromkeys(_NUMBERS, number(at_least=0, at_most=_LARGEST**2)) | dict.fromkeys(_COUNTS, count())
         return table(rules)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from driftproof.learner.alarm import CalibrationAlarm
+from driftproof.learner.alarm import LARGEST_RETURN, CalibrationAlarm
 from driftproof.state import Stateful, copy_tree
 from driftproof.state.schema import Rule, check, count, fail, items, like, number, optional, table
 
@@ -267,17 +267,18 @@ class DriftResponse:
 
     def check_state_dict(self, state_dict: Any) -> None:
         """Raise a ``CheckpointError`` unless this is the state of a response with such networks."""
-        world = optional(table({"return": number(), **{name: _rule(part) for name, part in self._parts.items()}}))
+        value = number(at_least=-LARGEST_RETURN, at_most=LARGEST_RETURN)
+        world = optional(table({"return": value, **{name: _rule(part) for name, part in self._parts.items()}}))
         rules: dict[str, Rule] = {
             "archive": items(world),
             "good": world,
             "held": world,
             "level": count(at_most=3),
-            "before": number(),
-            "floor": number(),
-            "untrained": optional(number()),
-            "previous": number(),
-            "window": items(number()),
+            "before": value,
+            "floor": value,
+            "untrained": optional(value),
+            "previous": value,
+            "window": items(value),
             "waited": count(),
             "stuck": count(),
             "exploration": number(at_least=0, at_most=1),
