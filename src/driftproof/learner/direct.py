@@ -53,7 +53,7 @@ def direct_losses(
             metrics["uniform_divergence"] = divergences.mean()
             loss = loss + c.exploration_floor * metrics["uniform_divergence"]
             tensors.append(divergences)
-            gradients.append(torch.full_like(divergences, 1 // divergences.numel()) * c.exploration_floor)
+            gradients.append(torch.full_like(divergences, 1 / divergences.numel()) * c.exploration_floor)
     torch.autograd.backward(tensors, gradients)
     metrics |= {f"critic_loss_{i}": term for i, term in enumerate(critic_terms.unbind(), 1)}
     return loss, metrics
