@@ -342,14 +342,15 @@ def cost(quick: bool) -> list[str]:
 def passes(agent: DistributionalPPO) -> float:
     """How often, in an update, samples go through actor and critics, per epoch."""
     count = 0.0
-    halves = {"evaluate": 2, "evaluate_actor": 1, "evaluate_critics": 1}
+    halves = {"evaluate": 2, "evaluate_dense": 2, "evaluate_actor": 1, "evaluate_critics": 1}
     originals = {name: getattr(DistributionalPolicy, name) for name in halves}
 
     def watch(name: str) -> Any:
-        def watched(self: Any, observation: torch.Tensor, *rest: Any) -> Any:
+        def watched(self: Any, *arguments: Any) -> Any:
             nonlocal count
+            observation = next(each for each in arguments if isinstance(each, torch.Tensor))
             count += halves[name] / 2 * observation.shape[0] * observation.shape[1]
-            return originals[name](self, observation, *rest)
+            return originals[name](self, *arguments)
 
         return watched
 
