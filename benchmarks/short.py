@@ -74,6 +74,11 @@ SHORTER = {"sequence_length": 32}
 VARIANTS = {
     "RecurrentPPO": Variant(algorithm="RecurrentPPO"),
     "driftproof": Variant(),
+    "layer norm": Variant({"layer_norm": True}),
+    "exploration floor 0.003": Variant({"exploration_floor": 0.003}),
+    "layer norm, exploration floor 0.003": Variant({"layer_norm": True, "exploration_floor": 0.003}),
+    "observation normaliser": Variant({"observation_normalizer": True}),
+    "no noise": Variant({"optimizer_kwargs": {"sigma": 0.0}}),
     "sequences of 32": Variant(SHORTER),
     "sequences of 32, Adam, no VGS": Variant({**SHORTER, **ADAM}),
     "sequences of 32, no VGS": Variant({**SHORTER, "variance_gradient_scaling": False}),
