@@ -34,6 +34,13 @@ def change(spec: Any, trust: Trust | None = None, place: str = "") -> Change:
     return made
 
 
+def saves_state(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether an environment can save its whole state: it has the methods, and no wrapper inside says otherwise."""
+    if not (env.has_wrapper_attr("state_dict") and env.has_wrapper_attr("load_state_dict")):
+        return False
+    return bool(env.get_wrapper_attr("continues")) if env.has_wrapper_attr("continues") else True
+
+
 class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Lets an environment drift: its observations, actions, rewards or dynamics.
 
@@ -159,10 +166,7 @@ class DriftWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
     @property
     def continues(self) -> bool:
         """Whether the environment inside can save its state, so that :meth:`state_dict` is complete."""
-        inside = self.env
-        if not (inside.has_wrapper_attr("state_dict") and inside.has_wrapper_attr("load_state_dict")):
-            return False
-        return bool(inside.get_wrapper_attr("continues")) if inside.has_wrapper_attr("continues") else True
+        return saves_state(self.env)
 
     @property
     def lasting_state(self) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from driftproof.envs.drift import saves_state
+
 
 class LastStep(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Adds the last action, its reward, and whether an episode starts to observations.
@@ -62,10 +64,7 @@ class LastStep(gymnasium.Wrapper[Any, Any, Any, Any]):
     @property
     def continues(self) -> bool:
         """Whether the environment inside can save its state, so that :meth:`state_dict` is complete."""
-        inside = self.env
-        if not (inside.has_wrapper_attr("state_dict") and inside.has_wrapper_attr("load_state_dict")):
-            return False
-        return bool(inside.get_wrapper_attr("continues")) if inside.has_wrapper_attr("continues") else True
+        return saves_state(self.env)
 
     def state_dict(self) -> dict[str, Any]:
         """The last action and reward, and the state of the environment inside."""
