@@ -491,3 +491,18 @@ def test_parts_that_are_off_change_nothing():
         learn(model, 2)
         ends.append(weights(model))
     assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"normalizer_memory": 500},
+        {"drift_threshold": 9.0},
+        {"drift_worlds": 1, "drift_kit": True, "drift_response": False},
+        {"drift_response": True, "drift_alarm": False},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_a_setting_without_its_part_is_an_error(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        DistributionalPPO("MlpPolicy", "CartPole-v1", **settings)

@@ -314,6 +314,7 @@ class AgentSettings(EntropySettings, DriftSettings):
 
     def __post_init__(self) -> None:
         EntropySettings.__post_init__(self)
+        DriftSettings.__post_init__(self)
         if not isinstance(self.tensorboard_log, str | os.PathLike | None):
             raise TypeError(f"tensorboard_log must be a path, not {self.tensorboard_log!r}")
         self._check_stop()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from driftproof._arguments import ArgumentError
-from driftproof.settings.definition import LARGE, check_values, setting
+from driftproof.settings.definition import LARGE, check_values, defaults_of, setting
 
 _KIT: dict[str, tuple[Any, Any]] = {
     "observation_normalizer": (True, False),
@@ -19,6 +19,14 @@ _KIT: dict[str, tuple[Any, Any]] = {
     "drift_response": (True, False),
 }
 """Value of every part with the kit, and without it."""
+
+
+_OF_PART = {
+    "normalizer_memory": "observation_normalizer",
+    "drift_threshold": "drift_alarm",
+    **dict.fromkeys(("drift_patience", "drift_exploration", "drift_worlds"), "drift_response"),
+}
+"""Settings that have an effect only with a part."""
 
 
 @dataclass(kw_only=True)
@@ -133,6 +141,10 @@ class DriftSettings:
         check_values(self)
         if self.drift_response and not self.parts()["drift_alarm"]:
             raise ArgumentError("drift_response=True needs drift_alarm=True, which it responds to")
+        parts, defaults = self.parts(), defaults_of(DriftSettings)
+        for name, part in _OF_PART.items():
+            if (value := getattr(self, name)) != defaults[name] and not parts[part]:
+                raise ArgumentError(f"{name}={value!r} has no effect without {part}: set {part}=True", name)
 
     @staticmethod
     def off() -> dict[str, Any]:
