@@ -127,3 +127,47 @@ def test_agents_are_evaluated_under_attack(runs, capsys):
     assert results[0]["returns"] == clean["returns"], "the same episodes"
     line = error(capsys, "evaluate", "pole", "--attack", "foo", "--runs-dir", runs)
     assert line == "--attack 'foo' must be one of random, mad, critic, learned, or all"
+
+
+def test_prices_are_read_as_the_run_read_them(capsys, tmp_path):
+    path = tmp_path / "prices.csv"
+    bars = regime_bars(400, seed=1)
+    days = np.arange("2020-01-01", "2021-02-04", dtype="M8[D]")
+    rows = [f"{str(day)[8:]}/{str(day)[5:7]}/{str(day)[:4]}," for day in days]
+    numbers = zip(*bars.prices[:4], strict=True)
+    lines = [row + ",".join(map(repr, map(float, each))) for row, each in zip(rows, numbers, strict=True)]
+    path.write_text("\n".join(["When,O,H,L,C", *lines]))
+    features = ["--set", "env.kwargs.features={window: 16, horizons: [1, 4], volume: false}"]
+    market = ["--env", "driftproof/Market-v0", "--set", f"env.kwargs.data={path}", *features]
+    load = ["--set", "env.kwargs.load={columns: {timestamp: When}}", "--set", "env.kwargs.episode_length=16"]
+    code, _, errors = call(capsys, "train", *market, *load, *SMALL, *LIMIT, "--runs-dir", tmp_path, "--name", "daily")
+    assert code == 0, errors
+    # The beginning of the file alone would not tell days from months.
+    path.write_text("\n".join(["When,O,H,L,C", *lines[:12], *lines[31:43]]))
+    code, _, errors = call(capsys, "infer", "daily", path, "--max-gap", "40", "--runs-dir", tmp_path)
+    assert code == 0, errors
+    said = rows_in(tmp_path / "daily" / "signals.csv")
+    assert said[12]["timestamp"] == "2020-02-01T00:00:00Z"
+    assert len(said) == 24
+    hours = tmp_path / "hours.csv"
+    write_csv(hours, regime_bars(60, seed=1))
+    assert "are 1h apart, but 1d is expected" in error(capsys, "infer", "daily", hours, "--runs-dir", tmp_path)
+    code, _, errors = call(capsys, "infer", "daily", hours, "--any-frequency", "--runs-dir", tmp_path)
+    assert code == 0, errors
+
+
+def rows_in(path):
+    return rows(path.read_text())
+
+
+def test_files_of_prices_are_checked(runs, capsys, tmp_path):
+    code, output, _ = call(capsys, "data", "check", runs / "prices.csv")
+    assert code == 0
+    assert "ONE: 60 bars, every 1h" in output
+    assert output.endswith("can be used\n")
+    lines = (runs / "prices.csv").read_text().splitlines()
+    (tmp_path / "twice.csv").write_text("\n".join([*lines[:5], *lines[4:]]))
+    code, output, _ = call(capsys, "data", "check", tmp_path / "twice.csv")
+    assert code == 1
+    assert "REFUSED: row 6" in output
+    assert "there is no such file" in error(capsys, "data", "check", tmp_path / "none.csv")

@@ -85,10 +85,10 @@ WRONG = {
     "duplicate": (["2024-01-01,10.5,12,10,11,1"], "row 3: 2024-01-01T00:00:00 is already in row 2"),
     "unsorted": (["2023-12-31,10.5,12,10,11,1"], "row 3: 2023-12-31T00:00:00 comes after 2024-01-01"),
     "gap": ([*GOOD[1:], "2024-01-11,10.5,12,10,11,1"], "row 5: nothing between 2024-01-03T00:00:00 and 2024-01-11"),
-    "no date": (["yesterday,10.5,12,10,11,1"], "row 3: timestamp 'yesterday' is no ISO date"),
+    "no date": (["yesterday,10.5,12,10,11,1"], "row 3: timestamp 'yesterday' is no date in a format that is known"),
     "no such date": (["2024-02-30,10.5,12,10,11,1"], "row 3: timestamp '2024-02-30': day is out of range"),
-    "american date": (["01/02/2024,10.5,12,10,11,1"], "row 3: timestamp '01/02/2024' is no ISO date"),
-    "number as time": (["1704153600,10.5,12,10,11,1"], "row 3: timestamp '1704153600' is no ISO date"),
+    "american date": (["01/02/2024,10.5,12,10,11,1"], "row 3: timestamp '01/02/2024' has another format than"),
+    "number as time": (["1704153600,10.5,12,10,11,1"], "row 3: timestamp '1704153600' has another format"),
     "other zone": (
         ["2024-01-02T00:00+02:00,10.5,12,10,11,1"],
         r"row 3: timestamp '2024-01-02T00:00\+02:00' is not in UTC",
@@ -131,9 +131,9 @@ def test_rows_far_down_a_file_are_counted_right(tmp_path):
         ("", "is empty"),
         (HEADER, "has a header, but no rows"),
         (HEADER + "\n\n\n", "has a header, but no rows"),
-        ("date,open,high,low,close,volume\n", "no column 'timestamp'; there are 'date', 'open'"),
+        ("when,open,high,low,close,volume\n", "no column 'timestamp'; there are 'when', 'open'"),
         ("timestamp,opens,high,low,close,volume\n", r"no column 'open' \(did you mean 'opens'\?\)"),
-        ("timestamp,open,high,low,close\n", "no column 'volume'"),
+        ("timestamp,open,high,low,volume\n", "no column 'close'"),
         ("timestamp,open,high,low,close,volume,Open\n", "'open' is there more than once"),
         (HEADER.replace(",", ";") + "\n", "separated by commas"),
         ("\n" + HEADER, "row 1: there is no column 'timestamp'"),
@@ -259,29 +259,25 @@ class TestParquet:
         assert list(load_market_data(save(symbol=[7, 8]))) == ["7", "8"]
 
     def test_errors_name_file_and_row(self, save):
-        import pyarrow
-
         days = [datetime.datetime(2024, 1, day) for day in (1, 2)]
         for columns, message in (
             ({"close": [1.0, None]}, "row 2: close is empty"),
             ({"close": [1.0, float("nan")]}, "row 2: close is nan"),
             ({"close": ["1", "x"]}, "row 2: close 'x' is not a number"),
             ({"timestamp": days[::-1]}, "row 2: 2024-01-01T00:00:00 comes after"),
-            ({"timestamp": [1, 2]}, "timestamp is of type int64"),
-            (
-                {"timestamp": pyarrow.array(days, pyarrow.timestamp("us", "Asia/Tokyo"))},
-                "row 1: times are in Asia/Tokyo",
-            ),
+            ({"timestamp": [1, 2]}, "row 1: timestamp '1' is no date"),
+            ({"timestamp": [1.5, 2.5]}, "timestamp is of type double"),
         ):
             with pytest.raises(MarketDataError, match=f"prices.parquet(, |: ){message}"):
                 load_market_data(save(**columns))
 
-    def test_zones_are_converted_when_told(self, save):
+    def test_zones_are_converted(self, save):
         import pyarrow
 
         days = [datetime.datetime(2024, 1, day) for day in (1, 2)]
         path = save(timestamp=pyarrow.array(days, pyarrow.timestamp("us", "Asia/Tokyo")))
         assert load_market_data(path, timezone="Asia/Tokyo")["prices"].timestamps.tolist() == days
+        assert load_market_data(path)["prices"].timestamps.tolist() == days
         path = save(timestamp=days)
         assert (
             str(load_market_data(path, timezone="Asia/Tokyo")["prices"].timestamps[0]) == "2023-12-31T15:00:00.000000"

@@ -86,14 +86,14 @@ HEADER = "timestamp,symbol,open,high,low,close,volume"
 GOOD = ["2024-01-02T09:00:00Z,A,10,11,9,10.5,100", "2024-01-02T10:00:00Z,A,10.5,11,10,10.8,100"]
 MISTAKES = {
     "nothing": ([], "input: is empty"),
-    "no volume": (["timestamp,open,high,low,close"], "input, row 1: there is no column 'volume'"),
+    "no close": (["timestamp,open,high,low,volume"], "input, row 1: there is no column 'close'"),
     "NaN": ([HEADER, *GOOD, "2024-01-02T11:00:00Z,A,10,11,nan,10.5,100"], "input, row 4: low is nan"),
     "text": ([HEADER, *GOOD, "2024-01-02T11:00:00Z,A,10,11,9,high,100"], "input, row 4: close 'high' is not a number"),
     "empty cell": ([HEADER, *GOOD, "2024-01-02T11:00:00Z,A,10,11,9,,100"], "input, row 4: close is empty"),
     "twice": ([HEADER, *GOOD, GOOD[1]], "input, row 4: 2024-01-02T10:00:00 is already in row 3"),
     "backwards": ([HEADER, *reversed(GOOD)], "input, row 3: 2024-01-02T09:00:00 comes after"),
     "gap": ([HEADER, *GOOD, "2024-02-02T11:00:00Z,A,10,11,9,10.5,100"], "input, row 4: nothing between"),
-    "zone": ([HEADER, "2024-01-02T09:00:00+02:00,A,10,11,9,10.5,100"], "input, row 2: .* is not in UTC"),
+    "day or month": ([HEADER, "2/1/24,A,10,11,9,10.5,100"], "input, row 2: timestamp '2/1/24' is no date"),
     "short line": ([HEADER, *GOOD, "2024-01-02T11:00:00Z,A,10"], "input, row 4: has 3 columns, and the header 7"),
     "high below low": ([HEADER, "2024-01-02T09:00:00Z,A,10,9,9,10.5,100"], "input, row 2: high is below open or close"),
     "price of nothing": ([HEADER, "2024-01-02T09:00:00Z,A,10,11,0,10.5,100"], "input, row 2: low is 0; it must be"),

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from driftproof import __version__
-from driftproof.cli import configuration, evaluation, files, markets, pages, terminal, training, tuning
+from driftproof.cli import configuration, data, evaluation, files, markets, pages, terminal, training, tuning
 from driftproof.cli.errors import INTERRUPTED, USER_ERROR, Stopped, as_line, as_lines, is_mistake
 from driftproof.cli.interrupts import interrupts
 
@@ -66,6 +66,8 @@ for _command in (
     files.convert,
 ):
     app.command()(_interruptible(_command))
+data.app.command()(_interruptible(data.check))
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:

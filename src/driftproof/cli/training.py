@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftproof.cli import evaluation, origins, runs
+from driftproof.cli import data, evaluation, origins, runs
 from driftproof.cli.errors import CommandError, Stopped
 from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import (
@@ -67,6 +67,7 @@ def train(
         else:
             settings = origin.config(env, overrides)
         runs.check_free(runs_dir, name, "train")
+        settings = data.record(settings)
         try_env(settings)
         agent = _built(settings)
         began = None if origin is None else origin.begin(agent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftproof.cli import evaluation, runs
+from driftproof.cli import data, evaluation, runs
 from driftproof.cli.errors import CommandError, Stopped
 from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import (
@@ -47,7 +47,7 @@ def tune(
     """Train a population that searches hyper-parameters. Ctrl-C lets members finish and shows how to resume."""
     check_resume(resume, config, env, name)
     if resume is None:
-        settings = read_config(config, env, overrides, trust)
+        settings = data.record(read_config(config, env, overrides, trust))
         runs.check_free(runs_dir, name, "tune")
         _check(settings)
         with runs.created(runs_dir, name, settings, "tune") as folder:

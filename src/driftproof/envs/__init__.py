@@ -18,6 +18,7 @@ from driftproof.envs.dynamics import Dynamics, derives
 from driftproof.envs.features import FeatureConfig, compute_features
 from driftproof.envs.last_step import LastStep
 from driftproof.envs.market import MarketEnv
+from driftproof.envs.market_check import DataCheck, check_market_data
 from driftproof.envs.market_data import Bars, MarketDataError, from_columns, write_csv
 from driftproof.envs.market_files import load_market_data, read_bars
 from driftproof.envs.regime_market import RegimeMarketEnv, regime_bars
@@ -32,6 +33,7 @@ __all__ = [
     "Bars",
     "Change",
     "Cyclic",
+    "DataCheck",
     "DriftWrapper",
     "Dynamics",
     "FeatureConfig",
@@ -54,6 +56,7 @@ __all__ = [
     "Schedule",
     "Sudden",
     "change",
+    "check_market_data",
     "compute_features",
     "derives",
     "drifting",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from driftproof._arguments import check_count
+from driftproof._arguments import check_count, check_flag
 
 LIMIT = 10.0
 """Features are clipped to ±10."""
@@ -28,12 +28,15 @@ class FeatureConfig:
     Args:
         window: Bars over which volatility and most features are measured, at least 8. Longer is smoother, but slower.
         horizons: Bars over which momentum and deviation are measured, up to ``window``.
+        volume: Whether the traded volume is a feature; without it, data need none.
     """
 
     window: int = 64
     horizons: Sequence[int] = (1, 4, 16, 64)
+    volume: bool = True
 
     def __post_init__(self) -> None:
+        check_flag("volume", self.volume)
         check_count("window", self.window, at_least=8)
         object.__setattr__(self, "horizons", tuple(self.horizons))
         for horizon in self.horizons:
@@ -50,7 +53,8 @@ class FeatureConfig:
         return [
             *(f"momentum_{horizon}" for horizon in self.horizons),
             *(f"deviation_{horizon}" for horizon in self.horizons if horizon > 1),
-            *("autocorrelation", "efficiency", "volatility", "range", "body", "channel", "volume"),
+            *("autocorrelation", "efficiency", "volatility", "range", "body", "channel"),
+            *(("volume",) if self.volume else ()),
         ]
 
     @property
@@ -80,7 +84,7 @@ def compute_features(open: Any, high: Any, low: Any, close: Any, volume: Any, co
         high: Highest prices.
         low: Lowest prices.
         close: Prices at the end of bars, when features are known.
-        volume: Traded volume.
+        volume: Traded volume; not read without the feature.
         config: Configuration of the features.
 
     Returns:
@@ -119,8 +123,9 @@ def compute_features(open: Any, high: Any, low: Any, close: Any, volume: Any, co
     features.append(xp.log(now(close) / now(open)) / s)
     top, bottom = now(_extremes(xp.maximum, high, window)), now(_extremes(xp.minimum, low, window))
     features.append((2 * now(close) - top - bottom) / (top - bottom + 1e-12 * top))
-    mean = now(_sums(volume, window)) / window
-    features.append((now(volume) - mean) / (mean + (mean == 0)))
+    if config.volume:
+        mean = now(_sums(volume, window)) / window
+        features.append((now(volume) - mean) / (mean + (mean == 0)))
     known = xp.clip(xp.stack(features, axis=-1), -LIMIT, LIMIT)
     return xp.concatenate([unknown, known], axis=-2)
 

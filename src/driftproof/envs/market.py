@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from driftproof._arguments import check_count, check_number, check_option
 from driftproof.envs.features import FeatureConfig, compute_features
-from driftproof.envs.market_data import Bars, split_rows
+from driftproof.envs.market_data import Bars, MarketDataError, part_rows
 from driftproof.envs.market_files import load_market_data
 from driftproof.envs.trading import Actions, TradingEnv
 
@@ -29,6 +29,7 @@ class MarketEnv(TradingEnv):
         split: Part of the time: ``"train"``, ``"validation"``, ``"test"`` or ``"all"``.
         fractions: Fractions of rows for training, validation and test.
         dates: Start of validation and test, as ISO dates in UTC, instead of ``fractions``.
+        period: Start and end of the time that is split, as ISO dates in UTC, the end not included; ``None``: all.
         symbols: Symbols to use; ``None``: all.
         episode_length: Steps of an episode, which begins anywhere in the split; ``None``: from its first bar to its
             last.
@@ -47,6 +48,7 @@ class MarketEnv(TradingEnv):
         split: Split = "train",
         fractions: Sequence[float] = (0.7, 0.15, 0.15),
         dates: Sequence[str] | None = None,
+        period: Sequence[str] | None = None,
         symbols: Sequence[str] | None = None,
         episode_length: int | None = 512,
         actions: Actions = "continuous",
@@ -59,7 +61,7 @@ class MarketEnv(TradingEnv):
     ) -> None:
         super().__init__(actions, commission, slippage, observe_position, features, render_mode)
         check_option("split", split, ("train", "validation", "test", "all"))
-        _check_split(fractions, dates)
+        _check_split(fractions, dates, period)
         if episode_length is not None:
             check_count("episode_length", episode_length, at_least=1)
         self.episode_length = episode_length
@@ -68,7 +70,8 @@ class MarketEnv(TradingEnv):
         """Rows that may be observed, by symbol."""
         self._features: dict[str, npt.NDArray[np.float32]] = {}
         for symbol, bars in self.markets.items():
-            part = range(len(bars)) if split == "all" else split_rows(bars, fractions, dates)[split]
+            check_volume(bars, self.features)
+            part = part_rows(bars, split, fractions, dates, period)
             self.rows[symbol] = range(max(part.start, self.features.lookback - 1), part.stop)
             steps = len(self.rows[symbol]) - 1
             if steps < (episode_length or 1):
@@ -140,7 +143,7 @@ def markets_of(data: Any, load: Mapping[str, Any] | None = None) -> dict[str, Ba
         load: Arguments of :func:`load_market_data`, for a file.
     """
     if isinstance(data, str | Path):
-        return load_market_data(data, **(load or {}))
+        return _loaded_once(Path(data), dict(load or {}))
     if load:
         raise ValueError("load is for files, and data is none")
     if isinstance(data, Bars):
@@ -148,6 +151,37 @@ def markets_of(data: Any, load: Mapping[str, Any] | None = None) -> dict[str, Ba
     if isinstance(data, Mapping) and data and all(isinstance(bars, Bars) for bars in data.values()):
         return dict(data)
     raise TypeError(f"data must be a file, Bars, or a mapping of Bars by symbol, not {type(data).__name__}")
+
+
+_loaded: dict[tuple[Any, ...], dict[str, Bars]] = {}
+_MOST_FILES = 4
+
+
+def _loaded_once(path: Path, load: dict[str, Any]) -> dict[str, Bars]:
+    """Bars of a file, which all environments of a process share until the file changes."""
+    if not path.is_file():
+        return load_market_data(path, **load)
+    stat = path.stat()
+    key = (path.resolve(), stat.st_mtime_ns, stat.st_size, repr(sorted(load.items())))
+    if key not in _loaded:
+        markets = load_market_data(path, **load)
+        while len(_loaded) >= _MOST_FILES:
+            del _loaded[next(iter(_loaded))]
+        _loaded[key] = markets
+    return dict(_loaded[key])
+
+
+def check_volume(bars: Bars, features: FeatureConfig) -> None:
+    """Refuse bars without volume where a feature needs it.
+
+    Raises:
+        MarketDataError: Says how to do without.
+    """
+    if features.volume and not bars.has_volume:
+        raise MarketDataError(
+            f"{bars.symbol or 'bars'}: there is no volume, which is one of the features; train without it: "
+            "features={'volume': False}, or --set env.kwargs.features={volume: false}"
+        )
 
 
 def _chosen(markets: dict[str, Bars], symbols: Sequence[str] | None) -> dict[str, Bars]:
@@ -158,7 +192,9 @@ def _chosen(markets: dict[str, Bars], symbols: Sequence[str] | None) -> dict[str
     return {symbol: markets[symbol] for symbol in symbols}
 
 
-def _check_split(fractions: Sequence[float], dates: Sequence[str] | None) -> None:
+def _check_split(fractions: Sequence[float], dates: Sequence[str] | None, period: Sequence[str] | None) -> None:
+    if period is not None and len(period) != 2:
+        raise ValueError(f"Invalid period: {list(period)}; must be two dates, its start and its end")
     if dates is not None and len(dates) != 2:
         raise ValueError(f"Invalid dates: {list(dates)}; must be two, when validation and when the test begins")
     if len(fractions) != 3 or abs(sum(fractions) - 1) > 1e-9:

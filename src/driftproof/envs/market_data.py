@@ -20,7 +20,7 @@ Gap = float | datetime.timedelta | None
 
 PRICES = ("open", "high", "low", "close")
 COLUMNS = ("timestamp", *PRICES, "volume")
-"""What every file has; the column ``symbol`` is there if it holds more than one market."""
+"""What files have; ``volume`` may be missing, and ``symbol`` is there if a file holds more than one market."""
 
 _LONGEST_GAP = 1e6
 """Days, which is longer than any market."""
@@ -41,7 +41,7 @@ class Bars:
         high: Highest prices.
         low: Lowest prices.
         close: Prices at the end.
-        volume: Traded.
+        volume: Traded; all NaN if it is not known.
         symbol: What is traded.
     """
 
@@ -56,6 +56,17 @@ class Bars:
     def __len__(self) -> int:
         return len(self.close)
 
+    def rows(self, which: range | slice) -> Bars:
+        """Some of the bars."""
+        part = slice(which.start, which.stop)
+        numbers = {name: getattr(self, name)[part] for name in (*PRICES, "volume")}
+        return Bars(self.timestamps[part], **numbers, symbol=self.symbol)
+
+    @property
+    def has_volume(self) -> bool:
+        """Whether volumes are known."""
+        return not bool(np.isnan(self.volume).all())
+
     @property
     def prices(self) -> tuple[Numbers, Numbers, Numbers, Numbers, Numbers]:
         """Open, high, low, close and volume: what features are made of."""
@@ -69,10 +80,12 @@ class Place:
     Attributes:
         source: Name of the file, or of what else it was.
         rows: What the rows are called there, ``[T]``.
+        unused: Names of columns that were not read, one of which may tell markets apart.
     """
 
     source: str
     rows: npt.NDArray[np.int64]
+    unused: tuple[str, ...] = ()
 
     def error(self, index: int | np.integer[Any], message: str) -> MarketDataError:
         return MarketDataError(f"{self.source}, row {self.rows[index]}: {message}")
@@ -90,7 +103,7 @@ def check_bars(bars: Bars, place: Place, max_gap: Gap = None) -> None:
     Raises:
         MarketDataError: They cannot; the first reason.
     """
-    for name in (*PRICES, "volume"):
+    for name in (*PRICES, *(["volume"] if bars.has_volume else [])):
         _check_numbers(name, getattr(bars, name), place)
     for name, wrong in (
         ("high is below", bars.high < np.maximum(bars.open, bars.close)),
@@ -120,11 +133,11 @@ def _check_times(times: Times, place: Place, max_gap: Gap) -> None:
         i = int(np.argmax(steps <= np.timedelta64(0)))
         before, row = _text(times[i]), place.rows[i]
         if steps[i] == np.timedelta64(0):
-            raise place.error(i + 1, f"{before} is already in row {row}; remove one of the two")
+            raise place.error(i + 1, f"{before} is already in row {row}; {_why_twice(place.unused)}")
         raise place.error(i + 1, f"{_text(times[i + 1])} comes after {before} in row {row}; sort rows by time")
     if not len(steps):
         return
-    limit = _usual_gap(times, steps) if max_gap is None else _gap(max_gap)
+    limit = gap_limit(times, max_gap)
     if (steps > limit).any():
         i = int(np.argmax(steps > limit))
         raise place.error(
@@ -134,7 +147,20 @@ def _check_times(times: Times, place: Place, max_gap: Gap) -> None:
         )
 
 
-def _usual_gap(times: Times, steps: npt.NDArray[np.timedelta64]) -> np.timedelta64:
+def _why_twice(unused: Sequence[str]) -> str:
+    """What to do about two bars of the same time; nothing should be deleted before it is known what they are."""
+    told = "name the column that tells them apart: columns={'symbol': ...}, or --column symbol=..."
+    if not unused:
+        return "find out which of the two was really traded"
+    others = ", ".join(map(repr, unused[:5]))
+    return f"if the file holds several markets, {told}. Columns that are not read: {others}"
+
+
+def gap_limit(times: Times, max_gap: Gap = None) -> np.timedelta64:
+    """Longest time between bars that is no gap; see :func:`check_bars`."""
+    if max_gap is not None:
+        return _gap(max_gap)
+    steps = np.diff(times)
     usual: np.timedelta64 = np.sort(steps)[len(steps) // 2] * 3
     # The first day of 1970 was a Thursday.
     weekdays = (times.astype("datetime64[D]").astype(np.int64) + 3) % 7
@@ -170,29 +196,60 @@ def split_rows(bars: Bars, fractions: Sequence[float] | None, dates: Sequence[st
     return {"train": range(cuts[0]), "validation": range(*cuts), "test": range(cuts[1], len(bars))}
 
 
+def part_rows(
+    bars: Bars,
+    split: str,
+    fractions: Sequence[float],
+    dates: Sequence[str] | None = None,
+    period: Sequence[str] | None = None,
+) -> range:
+    """Rows of a split.
+
+    Args:
+        bars: Of one market.
+        split: ``"train"``, ``"validation"``, ``"test"`` or ``"all"``.
+        fractions: Of rows, for the three; their sum is 1.
+        dates: Or when validation and test begin, in UTC.
+        period: Start and end of the time that is split, the end not included; ``None``: all.
+    """
+    whole = range(len(bars))
+    if period is not None:
+        start, end = (np.datetime64(date, "us") for date in period)
+        if not start < end:
+            raise ValueError(f"Invalid period: {list(period)}; it must begin before it ends")
+        whole = range(*np.searchsorted(bars.timestamps, [start, end]).tolist())
+    if split == "all":
+        return whole
+    part = split_rows(bars.rows(whole), fractions, dates)[split]
+    return range(whole.start + part.start, whole.start + part.stop)
+
+
 def from_columns(
     columns: Mapping[str, Any],
     source: str = "columns",
     rows: npt.NDArray[np.int64] | None = None,
     max_gap: Gap = None,
     symbol: str = "",
+    unused: tuple[str, ...] = (),
 ) -> dict[str, Bars]:
     """Checked bars by symbol.
 
     Args:
-        columns: ``timestamp`` as ``datetime64`` in UTC, ``open``, ``high``, ``low``, ``close`` and ``volume``, and if
-            there are several markets ``symbol``; of the same length. Rows of one symbol are in time's order.
+        columns: ``timestamp`` as ``datetime64`` in UTC, ``open``, ``high``, ``low``, ``close``, ``volume`` if known,
+            and ``symbol`` if there are several markets; of the same length. Rows of one symbol are in time's order.
         source: What to call it in messages.
         rows: What to call rows in messages; counted from 1 if not given.
         max_gap: See :func:`check_bars`.
         symbol: What the market is called if there is no such column.
+        unused: Names of further columns of the file, for messages.
 
     Raises:
         MarketDataError: Something is wrong with them.
     """
-    if missing := [name for name in COLUMNS if name not in columns]:
+    if missing := [name for name in COLUMNS if name not in columns and name != "volume"]:
         raise MarketDataError(f"{source}: lacks {', '.join(missing)}; has {', '.join(columns)}")
-    arrays = {name: np.asarray(columns[name], np.float64) for name in (*PRICES, "volume")}
+    arrays = {name: np.asarray(columns[name], np.float64) for name in (*PRICES, "volume") if name in columns}
+    arrays.setdefault("volume", np.full(len(columns["timestamp"]), np.nan))
     times = np.asarray(columns["timestamp"]).astype("datetime64[us]")
     if not len(times):
         raise MarketDataError(f"{source}: has no rows")
@@ -207,7 +264,7 @@ def from_columns(
     for name, which in _by_symbol(named.get("symbol", [symbol])).items():
         numbers = {column: array[which] for column, array in arrays.items()}
         bars = Bars(timestamps=times[which], symbol=name, **numbers)
-        check_bars(bars, Place(source, rows[which]), max_gap)
+        check_bars(bars, Place(source, rows[which], unused), max_gap)
         markets[name] = bars
     return markets
 

@@ -14,7 +14,7 @@ import torch
 
 from driftproof._arguments import check_number
 from driftproof.envs import Bars, FeatureConfig, compute_features
-from driftproof.envs.market import markets_of
+from driftproof.envs.market import check_volume, markets_of
 from driftproof.ppo import DistributionalPPO
 from driftproof.signals.actors import LEVELS, Critics, make_actor, one_thread
 from driftproof.signals.rows import Signals, Thresholds
@@ -109,6 +109,7 @@ class _History:
 
     @classmethod
     def of(cls, symbol: str, bars: Bars, features: FeatureConfig) -> _History:
+        check_volume(bars, features)
         rows = max(0, len(bars) - features.lookback + 1)
         return cls(symbol, bars, features, rows, np.full((len(bars), _NUMBERS), np.nan))
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from driftproof.envs import Bars, FeatureConfig, compute_features, read_bars
+from driftproof.envs.market import check_volume
 from driftproof.envs.market_data import Gap
 from driftproof.ppo import DistributionalPPO
 from driftproof.signals.actors import Critics, make_actor, one_thread
@@ -30,6 +31,8 @@ def stream(
     cvar_alpha: float | None = None,
     columns: Mapping[str, str] | None = None,
     timezone: str | None = None,
+    day_first: bool | None = None,
+    frequency: str | None = None,
     max_gap: Gap = None,
     source: str = "input",
     symbol: str = "",
@@ -50,6 +53,8 @@ def stream(
         cvar_alpha: Share of the worst returns whose mean is ``cvar``.
         columns: See :func:`driftproof.envs.read_bars`, as for all that follow.
         timezone: Name of the zone that timestamps without an offset are in.
+        day_first: Whether 02/03/2024 is in March.
+        frequency: Usual time between bars, which the stream's must match.
         max_gap: Longest time from one bar of a market to the next, in days, or a timedelta.
         source: Name of the lines in messages.
         symbol: Symbol of the market if there is no such column.
@@ -65,7 +70,16 @@ def stream(
     reader = StreamReader(loaded(agent), thresholds, features, cvar_alpha)
     write(HEADER)
     count = 0
-    bars = read_bars(lines, source=source, columns=columns, timezone=timezone, max_gap=max_gap, symbol=symbol)
+    bars = read_bars(
+        lines,
+        source=source,
+        columns=columns,
+        timezone=timezone,
+        day_first=day_first,
+        frequency=frequency,
+        max_gap=max_gap,
+        symbol=symbol,
+    )
     with one_thread():
         for bar in bars:
             write(next(reader.read(bar).lines()))
@@ -100,6 +114,7 @@ class StreamReader:
     def read(self, bar: Bars) -> Signals:
         """The signal for one bar, which must follow the earlier ones of its market."""
         if bar.symbol not in self._markets:
+            check_volume(bar, self._view.features)
             self._markets[bar.symbol] = _Market(RunningFeatures(self._view.features), bar.close, self._nothing)
         said, symbol = self._judge(self._markets[bar.symbol], bar), np.array([bar.symbol])
         return Signals(bar.timestamps, symbol, self._thresholds.signals(said[0]), bar.close, *said)
