@@ -196,3 +196,14 @@ SCHEDULES = Registry(
         "random_walk": "driftproof.envs.schedules:RandomWalk",
     },
 )
+TENSOR_ENVS = Registry(
+    "tensor environment",
+    "driftproof.tensor_envs",
+    "driftproof.envs.tensor.base:TensorEnv",
+    {
+        "CartPole-v1": "driftproof.envs.tensor.classic:CartPole",
+        "Pendulum-v1": "driftproof.envs.tensor.classic:Pendulum",
+        "driftproof/RegimeMarket-v0": "driftproof.envs.tensor.markets:RegimeMarket",
+        "driftproof/Market-v0": "driftproof.envs.tensor.markets:Market",
+    },
+)

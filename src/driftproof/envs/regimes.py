@@ -157,11 +157,11 @@ def simulate(noise: Noise, parameters: RegimeParameters) -> Path:
     leaving, (trends, reversions, _) = parameters.leaving, parameters.shares
     speed, trend = parameters.reversion_speed, parameters.trend_drift
     leave, choose = noise.leave.tolist(), noise.choose.tolist()
-    scales = _scales(parameters)
-    shocks: list[list[float]] = [(noise.shock * scale).tolist() for scale in scales[:2]]
+    calm = noise.shock * parameters.volatility
     jumps = np.where(noise.jump < parameters.jump_probability, parameters.jump_size, 1.0)
-    shocks.append((noise.shock * scales[2] * jumps).tolist())
-    regime = (leave[0] >= trends) + (leave[0] >= trends + reversions)
+    turbulent = noise.shock * (parameters.volatility * parameters.turbulence) * jumps
+    shocks: list[list[float]] = [calm.tolist(), calm.tolist(), turbulent.tolist()]
+    regime: Any = (leave[0] >= trends) + (leave[0] >= trends + reversions)
     x, origin, direction = 0.0, 0.0, _direction(choose[0])
     regimes, drifts, logarithms = [], [], []
     for t, choice in enumerate(choose):
@@ -173,51 +173,64 @@ def simulate(noise: Noise, parameters: RegimeParameters) -> Path:
         regimes.append(regime)
         drifts.append(drift)
         logarithms.append(x)
-    return _path(np, np.array(logarithms), np.array(regimes), np.array(drifts), noise, np.array(scales))
+    regime = np.array(regimes)
+    scale = parameters.volatility * np.where(regime == TURBULENCE, parameters.turbulence, 1.0)
+    return _path(np, np.array(logarithms), regime, np.array(drifts), noise, scale, parameters)
 
 
 def simulate_batch(noise: Noise, parameters: RegimeParameters) -> Path:
     """Many markets at once, of tensors ``[N, T]``; with the same noise, each is what :func:`simulate` makes of it.
 
-    Only what depends on the bar before is done bar by bar: the regime, and how far reversion is from where it began.
+    What depends on the bar before, the regime and how far reversion is from where it began, are scans, so that the
+    number of kernels grows with the logarithm of the number of bars.
     """
     shock = noise.shock
-    leaving = torch.tensor(parameters.leaving, device=shock.device, dtype=shock.dtype)
-    scales = torch.tensor(_scales(parameters), device=shock.device, dtype=shock.dtype)
-    regime, entered = _chain(noise, leaving, parameters.shares)
+    regime = _regimes(noise, parameters)
+    entered = torch.cat([torch.ones_like(regime[:, :1]), regime[:, 1:] != regime[:, :-1]], 1).bool()
     began = torch.where(entered, torch.arange(shock.shape[1], device=shock.device), 0).cummax(1).values
     direction = torch.where(noise.choose * 4 % 2 < 1, 1.0, -1.0).to(shock).gather(1, began)
-    jumps = (regime == TURBULENCE) & (noise.jump < parameters.jump_probability)
-    push = shock * scales[regime] * torch.where(jumps, parameters.jump_size, 1.0)
+    # Factors are of the precision of the noise: torch.where() of two Python numbers would be of float32.
+    turbulent = (regime == TURBULENCE).to(shock)
+    scale = parameters.volatility * (1 + (parameters.turbulence - 1) * turbulent)
+    jumps = turbulent * (noise.jump < parameters.jump_probability)
+    push = shock * scale * (1 + (parameters.jump_size - 1) * jumps)
 
     reverts = regime == REVERSION
-    kept = torch.where(reverts & ~entered, 1.0 - parameters.reversion_speed, 0.0).to(shock)
-    pushed = torch.where(reverts, push, 0.0)
-    distance = torch.zeros_like(shock[:, 0])
-    distances = [distance]
-    for t in range(shock.shape[1]):
-        distance = torch.addcmul(pushed[:, t], kept[:, t], distance)
-        distances.append(distance)
-    before = torch.where(entered, 0.0, torch.stack(distances[:-1], 1))
+    kept = (1.0 - parameters.reversion_speed) * (reverts & ~entered).to(shock)
+    distance = _recurrence(kept, torch.where(reverts, push, 0.0))
+    before = torch.where(entered[:, 1:], 0.0, distance[:, :-1])
+    before = torch.cat([torch.zeros_like(shock[:, :1]), before], 1)
     pull = torch.where(reverts, -parameters.reversion_speed * before, 0.0)
     drift = torch.where(regime == TREND, direction * parameters.trend_drift, pull)
-    return _path(torch, (drift + push).cumsum(1), regime, drift, noise, scales)
+    return _path(torch, (drift + push).cumsum(1), regime, drift, noise, scale, parameters)
 
 
-def _chain(
-    noise: Noise, leaving: torch.Tensor, shares: tuple[float, float, float]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Regimes, and where they begin, ``[N, T]``."""
-    first = noise.leave[:, 0]
-    regime = (first >= shares[0]).long() + (first >= shares[0] + shares[1]).long()
+def _regimes(noise: Noise, parameters: RegimeParameters) -> torch.Tensor:
+    """Regimes, ``[N, T]``.
+
+    A bar maps each regime that the market may have been in to the one after it. The regime at a bar is the composition
+    of all maps so far, which doubles its length with each round.
+    """
+    leaving, (trends, reversions, _) = parameters.leaving, parameters.shares
     ways = torch.where(noise.choose < 0.5, 1, 2)
-    regimes, entered = [regime], [torch.ones_like(first, dtype=torch.bool)]
-    for t in range(1, noise.leave.shape[1]):
-        leaves = noise.leave[:, t] < leaving[regime]
-        regime = (regime + leaves * ways[:, t]) % 3
-        regimes.append(regime)
-        entered.append(leaves)
-    return torch.stack(regimes, 1), torch.stack(entered, 1)
+    maps = torch.stack([(regime + (noise.leave < leaving[regime]) * ways) % 3 for regime in range(3)], 2)
+    first = noise.leave[:, :1]
+    maps[:, 0] = (first >= trends).long() + (first >= trends + reversions).long()
+    size = 1
+    while size < maps.shape[1]:
+        maps = torch.cat([maps[:, :size], maps[:, size:].gather(2, maps[:, :-size])], 1)
+        size *= 2
+    return maps[..., 0]
+
+
+def _recurrence(kept: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    """``y[t] = kept[t] * y[t - 1] + added[t]`` along the last dimension, from 0."""
+    size = 1
+    while size < kept.shape[1]:
+        added = torch.cat([added[:, :size], torch.addcmul(added[:, size:], kept[:, size:], added[:, :-size])], 1)
+        kept = torch.cat([kept[:, :size], kept[:, size:] * kept[:, :-size]], 1)
+        size *= 2
+    return added
 
 
 def _direction(choice: float) -> float:
@@ -225,21 +238,16 @@ def _direction(choice: float) -> float:
     return 1.0 if choice * 4 % 2 < 1 else -1.0
 
 
-def _scales(parameters: RegimeParameters) -> tuple[float, float, float]:
-    volatility = parameters.volatility
-    return volatility, volatility, volatility * parameters.turbulence
-
-
-def _path(xp: Any, x: Any, regime: Any, drift: Any, noise: Noise, scales: Any) -> Path:
+def _path(xp: Any, x: Any, regime: Any, drift: Any, noise: Noise, scale: Any, parameters: RegimeParameters) -> Path:
     """Bars from logarithms of prices at their ends."""
     before = xp.concatenate([xp.zeros_like(x[..., :1]), x[..., :-1]], axis=-1)
-    wick = scales[regime] * _WICK
+    wick = scale * _WICK
     return Path(
         open=PRICE * xp.exp(before),
         high=PRICE * xp.exp(xp.maximum(x, before) + wick * xp.abs(noise.above)),
         low=PRICE * xp.exp(xp.minimum(x, before) - wick * xp.abs(noise.below)),
         close=PRICE * xp.exp(x),
-        volume=_VOLUME * xp.exp(0.3 * noise.volume) * (1 + xp.abs(x - before) / scales[0]),
+        volume=_VOLUME * xp.exp(0.3 * noise.volume) * (1 + xp.abs(x - before) / parameters.volatility),
         regime=regime,
         drift=drift,
     )

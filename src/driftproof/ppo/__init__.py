@@ -6,6 +6,7 @@ from driftproof.learner.rollout import RolloutError
 from driftproof.ppo.algorithm import DistributionalPPO
 from driftproof.ppo.callbacks import SaveCheckpoints
 from driftproof.ppo.sb3_import import from_sb3, import_sb3
+from driftproof.ppo.tensor_vec_env import TensorVecEnv
 from driftproof.ppo.vector_env import GymnasiumVecEnv
 from driftproof.ppo.warm_start import warm_start
 from driftproof.settings.schedules import Cosine, Linear
@@ -18,6 +19,7 @@ __all__ = [
     "Linear",
     "RolloutError",
     "SaveCheckpoints",
+    "TensorVecEnv",
     "TrainingError",
     "from_sb3",
     "import_sb3",

@@ -30,6 +30,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from driftproof.learner.rollout import HostObservation
+from driftproof.ppo.tensor_vec_env import TensorVecEnv
 from driftproof.ppo.vector_env import GymnasiumVecEnv
 from driftproof.state.schema import (
     Rule,
@@ -70,12 +71,14 @@ _STATEFUL_WRAPPERS = (
 def can_continue(env: VecEnv) -> bool:
     """Whether the state of all environments, and of the wrappers around them, can be saved."""
     base, wrappers = env.unwrapped, list(_wrappers(env))
-    if not isinstance(base, DummyVecEnv | SubprocVecEnv) or not _offer_states(base):
+    if not isinstance(base, TensorVecEnv | DummyVecEnv | SubprocVecEnv) or not _offer_states(base):
         return False
     if sum(isinstance(wrapper, VecNormalize) for wrapper in wrappers) > 1:
         return False  # Only one of them is part of the agent's state.
     if not all(_is_known(wrapper) or hasattr(type(wrapper), "state_dict") for wrapper in wrappers):
         return False
+    if isinstance(base, TensorVecEnv):
+        return True
     chains = base.env_method("__str__")
     return not any(f"<{name}<" in chain for name in _STATEFUL_WRAPPERS for chain in chains)
 
@@ -86,6 +89,8 @@ def environment_states(env: VecEnv) -> dict[str, Any] | None:
         return None
     base = env.unwrapped
     wrappers = [[type(wrapper).__name__, _wrapper_state(wrapper)] for wrapper in _wrappers(env)]
+    if isinstance(base, TensorVecEnv):
+        return {"environments": [{"environment": state} for state in base.states()], "wrappers": wrappers}
     states = [{"environment": state} for state in base.env_method("state_dict")]
     for kind, name in _ENV_WRAPPERS.items():
         wrapped = [i for i, is_wrapped in enumerate(base.env_is_wrapped(kind)) if is_wrapped]
@@ -127,17 +132,27 @@ def restore_environments(env: VecEnv, states: Mapping[str, Any]) -> bool:
     base, wrappers = env.unwrapped, list(_wrappers(env))
     if not can_continue(env) or [name for name, _ in states["wrappers"]] != [type(each).__name__ for each in wrappers]:
         return False
+    inner = [state["environment"] for state in states["environments"]]
+    if isinstance(base, TensorVecEnv) != all(isinstance(state, Mapping) and "seeds" in state for state in inner):
+        return False  # Tensor environments and others have different states.
     without_learning(env)
-    for i, state in enumerate(states["environments"]):
+    if isinstance(base, TensorVecEnv):
+        base.load_states(inner)
+    else:
+        _restore_each(base, states["environments"])
+    for wrapper, (_, state) in zip(wrappers, states["wrappers"], strict=True):
+        _restore_wrapper(wrapper, state)
+    return True
+
+
+def _restore_each(base: VecEnv, states: Sequence[Mapping[str, Any]]) -> None:
+    for i, state in enumerate(states):
         base.env_method("load_state_dict", state["environment"], indices=[i])
         for kind, name in _ENV_WRAPPERS.items():
             if name in state and all(base.env_is_wrapped(kind, indices=[i])):
                 # A Monitor appends to its list of rewards, which a file may hold as a tuple.
                 value = list(state[name]) if isinstance(state[name], tuple) else state[name]
                 base.env_method("set_wrapper_attr", name, value, indices=[i])
-    for wrapper, (_, state) in zip(wrappers, states["wrappers"], strict=True):
-        _restore_wrapper(wrapper, state)
-    return True
 
 
 def lasting_states(env: VecEnv) -> list[dict[str, Any]] | None:

@@ -16,6 +16,9 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from driftproof.envs.tensor.base import TensorEnv
+from driftproof.ppo.tensor_vec_env import TensorVecEnv
+
 _ENVPOOL_INTERFACE = ("all_env_ids", "async_reset", "config", "recv", "send")
 """Attributes that identify EnvPool: up to 1.1 it is not a VectorEnv, since 1.2 it is both a VectorEnv and an Env."""
 
@@ -259,12 +262,14 @@ class GymnasiumVecEnv(VecEnv):
             raise NotImplementedError(f"{kind} can only access all of its environments: leave out indices")
 
 
-def as_vec_env(env: object) -> GymnasiumVecEnv | None:
-    """Adapt a vector environment of Gymnasium or EnvPool.
+def as_vec_env(env: object) -> VecEnv | None:
+    """Adapt a tensor environment, or a vector environment of Gymnasium or EnvPool.
 
     Returns:
         The adapter, or ``None`` for anything else, such as a plain environment or a VecEnv.
     """
+    if isinstance(env, TensorEnv):
+        return TensorVecEnv(env)
     if isinstance(env, VectorEnv) or _is_envpool(env):
         return GymnasiumVecEnv(env)  # type: ignore[arg-type]
     return None
