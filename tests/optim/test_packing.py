@@ -160,6 +160,6 @@ def test_the_factor_as_a_number_is_that_of_the_formula():
     for step in range(6):
         set_gradients(params, step, missing={2})
         factor = scaler.scale_gradients()
-        torch.testing.assert_close(factor, functional.scaling_factor(scaler._statistics, scaler._settings()))
+        torch.testing.assert_close(factor, functional.scaling_factor(scaler._statistics, scaler.settings()))
         assert (scaler.get_scaling_factor() == 1) == (step < 3)
         scaler.step()

@@ -211,11 +211,11 @@ class TestState:
 
     def test_loading_keeps_the_tensors(self):
         scale = ReturnScale()
-        tensors = {name: tensor.data_ptr() for name, tensor in scale._tensors().items()}
+        tensors = {name: tensor.data_ptr() for name, tensor in scale.tensors().items()}
         scale.load_state_dict(ReturnScale().state_dict())
         scale.observe(rollout(1))
         scale.refresh()
-        assert tensors == {name: tensor.data_ptr() for name, tensor in scale._tensors().items()}
+        assert tensors == {name: tensor.data_ptr() for name, tensor in scale.tensors().items()}
 
     @pytest.mark.parametrize(
         ("key", "value"),

@@ -93,13 +93,14 @@ class KLStop:
         assign(self.target, math.inf if target is None else target)
 
     @torch.no_grad()
-    def reset(self, total: int) -> None:
+    def reset(self, total: int | Tensor) -> None:
         """Clear the flags at the beginning of an update.
 
         Args:
-            total: Minibatches of the update, over all epochs.
+            total: Minibatches of the update, over all epochs; or each member's.
         """
-        check_count("total", total)
+        if not isinstance(total, Tensor):
+            check_count("total", total)
         self._go_on.fill_(1)
         self._count.zero_()
         assign(self._limit, self._most_above(total) + 1)
@@ -128,16 +129,15 @@ class KLStop:
         """The tensors of the flags, not copies."""
         return [self._go_on, self._count, self._limit]
 
-    def _most_above(self, total: int) -> Number:
+    def _most_above(self, total: int | Tensor) -> Number:
         """Largest number of minibatches above, in a row or in total, that does not stop the update."""
         if self.mode == "absolute":
             return 0
         if self.mode == "consecutive":
             return self.patience - 1
         # Rounding: 0.29 * 100 is slightly less than 29, in float32 more so than in float64.
-        if isinstance(self.fraction, Tensor):
-            return (self.fraction * total * (1 + 1e-6)).floor()
-        return math.floor(self.fraction * total + 1e-9)
+        most = self.fraction * total
+        return (most * (1 + 1e-6)).floor() if isinstance(most, Tensor) else math.floor(most + 1e-9)
 
 
 @documented(KLPenaltySettings)
@@ -211,7 +211,7 @@ class KLPenalty:
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of the controller's state. Settings, including the target, are not part of it."""
-        return {name: tensor.clone() for name, tensor in self._tensors().items()}
+        return {name: tensor.clone() for name, tensor in self.tensors().items()}
 
     def initial_state_dict(self) -> dict[str, Tensor]:
         """The state before the first update."""
@@ -239,10 +239,11 @@ class KLPenalty:
             CheckpointError: The state does not fit; nothing has changed.
         """
         self.check_state_dict(state_dict)
-        for name, tensor in self._tensors().items():
+        for name, tensor in self.tensors().items():
             load_numbers(tensor, state_dict[name])
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the state by name, not copies."""
         return {
             "coefficient": self.coefficient,
             "integral": self._integral,

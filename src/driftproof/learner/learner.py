@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from driftproof._members import Number
-from driftproof.learner.advantages import explained_variance, gae, normalize_advantages
+from driftproof.learner.advantages import explained_variance, normalize_advantages
 from driftproof.learner.adversary import Adversary
 from driftproof.learner.alarm import CalibrationAlarm, calibration
 from driftproof.learner.entropy import EntropySchedule
+from driftproof.learner.estimates import Estimates, Experience, estimate, joined, values_by_critic
 from driftproof.learner.graph import GraphedStep
 from driftproof.learner.initial_weights import InitialWeights
 from driftproof.learner.kl import KLPenalty, KLStop
@@ -26,6 +27,7 @@ from driftproof.learner.metrics import (
     StepMetrics,
     critic_metrics,
     fetch,
+    mean_quantiles,
     memory_metrics,
     quantile_metrics,
     step_metrics,
@@ -69,27 +71,10 @@ class UpdateSettings(NamedTuple):
     vf_coef: Number = _DEFAULTS["vf_coef"]
     max_grad_norm: Number = _DEFAULTS["max_grad_norm"]
     exploration_floor: Number = 0.0
-    optimism: float | None = None
-    cvar_alpha: float | None = _DEFAULTS["cvar_alpha"]
+    optimism: Number | None = None
+    cvar_alpha: Number | None = _DEFAULTS["cvar_alpha"]
     normalize_advantage: bool = _DEFAULTS["normalize_advantage"]
     skip_limit: int = _DEFAULTS["skip_limit"]
-
-
-class Estimates(NamedTuple):
-    """Values, advantages and returns of a rollout, in units of rewards ``[T, N]``.
-
-    Attributes:
-        by_critic: Values of each critic.
-        values: Minimum over the critics; with ``optimism``, their mean, or less.
-        advantages: Advantages of the actions taken; from CVaR values if ``cvar_alpha`` is set, and from values that
-            grow with the critics' disagreement if ``optimism`` is.
-        returns: λ-returns, the targets of the critics.
-    """
-
-    by_critic: list[Tensor]
-    values: Tensor
-    advantages: Tensor
-    returns: Tensor
 
 
 class Learner:
@@ -199,7 +184,7 @@ class Learner:
             settings = self.drift_response.adjusted(settings)
         valid = self._on_device(rollout.valid)
         estimates = self.estimate(rollout, settings)
-        quantiles = quantile_metrics(policy.heads, rollout.predictions, valid, scale)
+        quantiles = quantile_metrics(mean_quantiles(policy.heads, rollout.predictions), valid, scale.decode)
         is_first = not scale.has_statistics
         if is_first:
             self._initialise_scale(rollout, estimates.returns, valid)
@@ -251,46 +236,25 @@ class Learner:
             self.drift_alarm.restart()
         return metrics
 
-    @torch.no_grad()
     def estimate(self, rollout: Rollout, settings: UpdateSettings) -> Estimates:
         """Values, advantages and returns from the critics' predictions during the rollout."""
-        rewards, dones, truncated, valid = (
-            self._on_device(array) for array in (rollout.rewards, rollout.dones, rollout.truncated, rollout.valid)
+        return estimate(
+            self.policy.heads,
+            self.return_scale,
+            Experience(
+                *(self._on_device(rollout.rewards), self._on_device(rollout.dones)),
+                *(self._on_device(rollout.truncated), self._on_device(rollout.valid)),
+                *(rollout.predictions, rollout.bootstraps, rollout.last_predictions),
+            ),
+            gamma=settings.gamma,
+            gae_lambda=settings.gae_lambda,
+            optimism=settings.optimism,
+            cvar_alpha=settings.cvar_alpha,
         )
-
-        def estimates(alpha: float | None, optimism: float | None) -> Estimates:
-            by_critic = self._values_by_critic(rollout.predictions, alpha)
-            values = _joined(by_critic, optimism)
-            ends = _joined(self._values_by_critic(rollout.bootstraps, alpha), optimism)
-            advantages, returns = gae(
-                rewards,
-                values,
-                _joined(self._values_by_critic(rollout.last_predictions, alpha), optimism),
-                dones,
-                torch.where(truncated, ends, 0),
-                gamma=settings.gamma,
-                gae_lambda=settings.gae_lambda,
-                valid=valid,
-            )
-            return Estimates(by_critic, values, advantages, returns)
-
-        # Optimism and CVaR are for the advantages only: critics trained on such returns would compound the bias at
-        # every step. Below 0, optimism is the pessimism that the minimum is, in both.
-        optimism = settings.optimism
-        expected = estimates(None, optimism if optimism is None else min(optimism, 0.0))
-        if settings.cvar_alpha is None and (optimism is None or optimism <= 0):
-            return expected
-        return expected._replace(advantages=estimates(settings.cvar_alpha, optimism).advantages)
 
     def values(self, predictions: tuple[Tensor, ...]) -> Tensor:
         """Values in units of rewards: the minimum over the critics' means."""
-        return _joined(self._values_by_critic(predictions, None))
-
-    def _values_by_critic(self, predictions: tuple[Tensor, ...], alpha: float | None) -> list[Tensor]:
-        """Values of each critic: the mean, or CVaR, the mean of the worst share ``alpha``."""
-        pairs = zip(self.policy.heads, predictions, strict=True)
-        means = [head.mean(p) if alpha is None else head.cvar(p, alpha) for head, p in pairs]
-        return [self.return_scale.decode(value) for value in means]
+        return joined(values_by_critic(self.policy.heads, self.return_scale, predictions))
 
     def _initialise_scale(self, rollout: Rollout, returns: Tensor, valid: Tensor) -> None:
         """Take the scale of returns from the first rollout.
@@ -407,13 +371,3 @@ class Learner:
 
     def _on_device(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.policy.device, non_blocking=True)
-
-
-def _joined(values: list[Tensor], optimism: float | None = None) -> Tensor:
-    """The critics' minimum; or their mean plus ``optimism`` times half of their distance; -1 is the minimum."""
-    if len(values) == 1:
-        return values[0]
-    first, second = values
-    if optimism is None:
-        return torch.minimum(first, second)
-    return torch.add((first + second) / 2, (first - second).abs(), alpha=optimism / 2)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from driftproof._members import Number
-from driftproof.learner.return_scale import ReturnScale
 from driftproof.nn.heads import CategoricalHead, ValueHead
 from driftproof.nn.types import PolicyState
 
@@ -138,18 +137,19 @@ def critic_metrics(
     return result
 
 
-def quantile_metrics(
-    heads: Sequence[ValueHead], predictions: Sequence[Tensor], valid: Tensor, scale: ReturnScale
-) -> dict[str, Tensor]:
-    """How wide the critics' distributions are: three quantiles in units of rewards, means over critics and samples.
+def mean_quantiles(heads: Sequence[ValueHead], predictions: Sequence[Tensor]) -> Tensor:
+    """Quantiles of the critics' predictions, means over the critics ``[..., outputs]``."""
+    return torch.stack([head.quantiles(p) for head, p in zip(heads, predictions, strict=True)]).mean(0)
+
+
+def quantile_metrics(quantiles: Tensor, valid: Tensor, decode: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """How wide the critics' distributions are: three quantiles in units of rewards, means over samples.
 
     Args:
-        heads: Value heads of the critics.
-        predictions: Predictions of each critic in the rollout ``[T, N, outputs]``, in the present scale.
+        quantiles: Quantiles of the rollout's returns ``[T, N, outputs]``, in the present scale.
         valid: Which samples count ``[T, N]``.
-        scale: Scale of returns.
+        decode: Returns in units of rewards from normalised ones.
     """
-    quantiles = torch.stack([head.quantiles(p) for head, p in zip(heads, predictions, strict=True)]).mean(0)
     profile = torch.where(valid.unsqueeze(-1), quantiles, 0).sum((0, 1)) / valid.sum().clamp_min(1)
     result = {}
     for percent in (10, 50, 90):
@@ -157,7 +157,7 @@ def quantile_metrics(
         place = min(max(percent / 100 * len(profile) - 0.5, 0), len(profile) - 1)
         below, share = int(place), place % 1
         between = torch.lerp(profile[below], profile[min(below + 1, len(profile) - 1)], share)
-        result[f"critic/quantile_p{percent}"] = scale.decode(between)
+        result[f"critic/quantile_p{percent}"] = decode(between)
     return result
 
 

@@ -147,7 +147,7 @@ class ReturnScale:
     def state_dict(self) -> dict[str, Any]:
         """A copy of the statistics and the snapshot. ``decay`` is not part of it."""
         return {
-            **{name: tensor.clone() for name, tensor in self._tensors().items()},
+            **{name: tensor.clone() for name, tensor in self.tensors().items()},
             "initialised": self.initialised,
         }
 
@@ -174,7 +174,7 @@ class ReturnScale:
         self.check_state_dict(state_dict)
         self.initialised = bool(state_dict["initialised"])
         self.has_statistics = self.initialised and min(listed(state_dict["updates"])) > 0
-        for name, tensor in self._tensors().items():
+        for name, tensor in self.tensors().items():
             load_numbers(tensor, state_dict[name])
 
     def _std(self) -> Tensor:
@@ -183,7 +183,8 @@ class ReturnScale:
         flat = self._variance <= _LEAST_SPREAD**2 * (1 + self._mean.square())
         return torch.where(flat, 1, self._variance.sqrt())
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the state by name, not copies."""
         return {
             "mean": self._mean,
             "variance": self._variance,

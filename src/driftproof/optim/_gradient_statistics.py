@@ -248,6 +248,11 @@ class GradientStatistics:
             if self.statistic == "elementwise":
                 self.moments[i].copy_(other.moments[j])
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All averages by name, not copies; those of single elements are ``moments.`` and the parameter's key."""
+        moments = {f"moments.{key}": moment for key, moment in zip(self.keys, self.moments, strict=False)}
+        return {name: getattr(self, name) for name in (*_PROGRESS, *_VECTORS, *_TOTALS)} | moments
+
     def state_dict(self) -> dict[str, Any]:
         """A copy of the averages; those of single elements are by the parameters' keys."""
         return {

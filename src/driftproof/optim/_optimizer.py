@@ -52,7 +52,7 @@ class _Prepared(NamedTuple):
 class UPGDBase(Optimizer):
     """Base class of UPGD optimizers; subclasses add the constructor and the direction of steps."""
 
-    _moment_keys: ClassVar[tuple[str, str] | None] = None
+    moment_keys: ClassVar[tuple[str, str] | None] = None
     """Names of the two moments in the state, for Adam-like directions."""
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
@@ -178,7 +178,7 @@ class UPGDBase(Optimizer):
         params = [p for p in group["params"] if p.grad is not None]
         if {p.grad.layout for p in params} - {torch.strided}:
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
-        settings = self._settings(group)
+        settings = self.settings_of(group)
         sources = [*params, *(entry for p in params for entry in self.state[p].values())]
         known = self._prepared.get(i)
         if known is None or not known.fits(sources, settings):
@@ -196,8 +196,8 @@ class UPGDBase(Optimizer):
         params = [p for p in group["params"] if p.grad is not None]
         if any(p.is_complex() for p in params):
             raise RuntimeError(f"{type(self).__name__} does not support complex parameters")
-        settings = self._settings(group)
-        names = ["avg_utility", *(self._moment_keys or ()), *(["grad_norm_ema"] if settings.averages_norms else [])]
+        settings = self.settings_of(group)
+        names = ["avg_utility", *(self.moment_keys or ()), *(["grad_norm_ema"] if settings.averages_norms else [])]
         begun = []
         for param in params:
             state = self.state[param]
@@ -236,8 +236,8 @@ class UPGDBase(Optimizer):
             "avg_utility": (-grad * param, settings.beta_utility),
             "grad_norm_ema": (torch.linalg.vector_norm(grad), settings.noise_beta),
         }
-        if self._moment_keys is not None and settings.betas is not None:
-            averaged |= dict(zip(self._moment_keys, zip((grad, grad * grad), settings.betas, strict=True), strict=True))
+        if self.moment_keys is not None and settings.betas is not None:
+            averaged |= dict(zip(self.moment_keys, zip((grad, grad * grad), settings.betas, strict=True), strict=True))
         for name in names:
             value, beta = averaged[name]
             correction = bias_correction(beta, state["step"])
@@ -245,7 +245,7 @@ class UPGDBase(Optimizer):
 
     def _pack_state(self, params: list[Tensor]) -> None:
         """Place step counts, utilities, and moments, side by side in memory, so that one operation covers them all."""
-        for name in ("step", "avg_utility", *(self._moment_keys or ())):
+        for name in ("step", "avg_utility", *(self.moment_keys or ())):
             alike = defaultdict(list)
             for param in params:
                 entry = self.state.get(param, {}).get(name)
@@ -258,7 +258,7 @@ class UPGDBase(Optimizer):
 
     def _gather(self, group: dict[str, Any]) -> Group:
         """The tensors of those parameters that have a gradient and state."""
-        settings, keys = self._settings(group), self._moment_keys
+        settings, keys = self.settings_of(group), self.moment_keys
         present = [p for p in group["params"] if p.grad is not None and p.numel() > 0 and self.state.get(p)]
         states = [self.state[p] for p in present]
         return Group(
@@ -272,7 +272,8 @@ class UPGDBase(Optimizer):
             norm_emas=[state["grad_norm_ema"] for state in states] if settings.averages_norms else [],
         )
 
-    def _settings(self, group: dict[str, Any]) -> Settings:
+    def settings_of(self, group: dict[str, Any]) -> Settings:
+        """Hyper-parameters of a group as a step takes them."""
         lr = group["lr"]
         if isinstance(lr, Tensor):
             lr = lr.item() if lr.is_cpu and not group["capturable"] else lr.reshape(())

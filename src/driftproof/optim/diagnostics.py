@@ -158,7 +158,8 @@ def utilities(optimizer: torch.optim.Optimizer) -> Tensor:
     if not isinstance(optimizer, UPGDBase):
         raise TypeError(f"utilities are kept by UPGD, AdaptiveUPGD and UPGDW, not by {type(optimizer).__name__}")
     values = [
-        state["avg_utility"].flatten() / bias_correction(optimizer._settings(group).beta_utility, state["step"].item())
+        state["avg_utility"].flatten()
+        / bias_correction(optimizer.settings_of(group).beta_utility, state["step"].item())
         for group in optimizer.param_groups
         for param in group["params"]
         if (state := optimizer.state.get(param))

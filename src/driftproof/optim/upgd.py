@@ -95,7 +95,7 @@ class AdaptiveUPGD(UPGDBase):
         eps: Added to the root of the second moment.
     """
 
-    _moment_keys = ("first_moment", "sec_moment")
+    moment_keys = ("first_moment", "sec_moment")
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class UPGDW(UPGDBase):
         amsgrad: Not supported.
     """
 
-    _moment_keys = ("exp_avg", "exp_avg_sq")
+    moment_keys = ("exp_avg", "exp_avg_sq")
 
     def __init__(
         self,

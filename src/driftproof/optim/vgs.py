@@ -140,7 +140,7 @@ class VarianceGradientScaler:
         if self._statistics.on_host:
             factor.fill_(self._factor_on_host())
         else:
-            new = scaling_factor(self._statistics, self._settings())
+            new = scaling_factor(self._statistics, self.settings())
             factor.copy_(new if proceed is None else torch.where(proceed, new, factor))
         self._record(factor, proceed)
         if self.apply_to == "update":
@@ -337,7 +337,8 @@ class VarianceGradientScaler:
         old = self._statistics
         return GradientStatistics(old.keys if old.params else [], old.params, self.statistic)
 
-    def _settings(self) -> ScalingSettings:
+    def settings(self) -> ScalingSettings:
+        """The present hyper-parameters."""
         names = ("beta", "alpha", "eps", "warmup_steps", "min_scaling_factor", "variance_cap")
         return ScalingSettings(**{name: getattr(self, name) for name in names})
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from stable_baselines3.common.utils import FloatSchedule
 from torch import Tensor
 
-from driftproof.learner.learner import Estimates, Learner, UpdateSettings
+from driftproof.learner.estimates import Estimates
+from driftproof.learner.learner import Learner, UpdateSettings
 from driftproof.learner.rollout import Rollout
 from driftproof.nn.distributions import ActionDistribution
 from driftproof.settings.schedules import Schedule

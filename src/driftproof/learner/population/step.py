@@ -1,0 +1,128 @@
+"""One optimizer step of all members: losses, gradients, their scaling, the step, and its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from driftproof._members import per_member
+from driftproof.learner.losses import Coefficients, ppo_losses
+from driftproof.learner.metrics import StepMetrics
+from driftproof.learner.population.random import MemberGenerators
+from driftproof.learner.population.state import PopulationState
+from driftproof.learner.rollout import Minibatch
+from driftproof.nn.heads import ClipMode
+from driftproof.nn.types import Evaluation
+from driftproof.optim.functional import Scratch, upgd_step, vgs_step
+
+
+class PopulationStep:
+    """Takes the step of every member, without waiting for the device.
+
+    A member's step is skipped, and its state stays exactly the same, where its loss or gradient is not finite, where
+    its update was stopped early, and where the caller says so.
+
+    Args:
+        state: State of the members.
+        generators: Random generators of the members.
+        autocast: Returns the autocast context of the networks.
+    """
+
+    def __init__(
+        self,
+        state: PopulationState,
+        generators: MemberGenerators,
+        autocast: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self.state, self.generators, self.autocast = state, generators, autocast
+        self.clip_mode: ClipMode | None = None
+        self.exploration_floor = False
+        self.noisy: list[bool] = []
+        """Whether a member's optimizer draws noise, read on a CPU."""
+        self._scratch = Scratch()
+        critics = [f"critics.{i}." for i in range(len(state.policy.like.critics))]
+        owners = [[float(name.startswith(start)) for start in critics] + [1.0] for name in state.trained]
+        self._owners = torch.tensor(owners).to(state.device)
+        """Which weights belong to which critic, and to the whole: 0 or 1 ``[weights, critics + 1]``."""
+        self._places = {name: i for i, name in enumerate(state.trained)}
+
+    def begin_update(self) -> None:
+        """Read the members' present settings."""
+        state = self.state
+        state.group.settings = state.optimizer_settings()
+        if self.generators.is_single:
+            self.noisy = [sigma > 0 for sigma in _numbers(state.group.settings.sigma)]
+        if state.statistics is not None:
+            self._scaling = state.scaling_settings()
+
+    def __call__(self, batch: Minibatch, c: Coefficients, proceed: Tensor) -> StepMetrics:
+        """Take the step where ``proceed`` ``[M]`` is true; returns metrics ``[M, names]``."""
+        state = self.state
+        with self.autocast():
+            parameters, predictions = state.policy.evaluate(batch.observations, batch.state, batch.keep)
+        evaluation = Evaluation(parameters.float(), tuple(p.float() for p in predictions))
+        like = state.policy.like
+        losses, metrics = ppo_losses(
+            *(like.distribution, like.heads[0], evaluation, batch, c),
+            clip_mode=self.clip_mode,
+            kl_penalty=state.kl_penalty is not None,
+            exploration_floor=self.exploration_floor,
+            members=True,
+        )
+        # Members are independent: the gradient of the sum is that of each.
+        found = torch.autograd.grad(losses.sum(), state.group.params, allow_unused=True)
+        go_on = state.kl_stop.observe(metrics["approx_kl"])
+        return StepMetrics.of(metrics | {"loss": losses} | self._take(found, losses.detach(), go_on, c, proceed))
+
+    @torch.no_grad()
+    def _take(
+        self, found: Sequence[Tensor | None], losses: Tensor, go_on: Tensor, c: Coefficients, proceed: Tensor
+    ) -> dict[str, Tensor]:
+        state, statistics = self.state, self.state.statistics
+        present = [i for i, grad in enumerate(found) if grad is not None]
+        grads = [grad.contiguous() for grad in found if grad is not None]
+        squares = torch.stack([grad.flatten(1).square().sum(1) for grad in grads], 1).float()
+        norms = (squares @ self._owners[present]).sqrt()
+        norm = norms[:, -1]
+        finite = torch.isfinite(losses) & torch.isfinite(norm)
+        taken = proceed & finite & (go_on > 0)
+
+        scaled, scale, factor = norm, torch.ones_like(norm), torch.ones_like(norm)
+        vgs = state.learners[0].vgs
+        scales_steps = vgs is not None and vgs.enabled and vgs.apply_to == "update"
+        if statistics is not None and vgs is not None and vgs.enabled:
+            by_name = dict(zip((state.trained[i] for i in present), grads, strict=True))
+            factor = vgs_step(statistics, [by_name.get(key) for key in statistics.keys], self._scaling, taken)
+            if vgs.apply_to == "gradient":
+                scaled, scale = norm * factor, factor
+        scale = (c.max_grad_norm / (scaled + 1e-6)).clamp_max(1) * scale
+        for grad in grads:
+            grad.mul_(per_member(scale, grad))
+
+        group = state.group if len(present) == len(found) else state.group.select(present)
+        group.grads = grads
+        before = [param.clone() for param in group.params] if scales_steps else []
+        drawing = None
+        if self.generators.is_single:
+            drawing = [i for i, flag in enumerate(taken.tolist()) if flag and self.noisy[i]]
+        sizes = [param[0].numel() for param in group.params]
+        noise = self.generators.noise(sizes, drawing)
+        upgd_step([group], members=True, noise=noise, scratch=self._scratch, proceed=taken)
+        for param, old in zip(group.params, before, strict=False):
+            param.copy_(old + per_member(factor, param) * (param - old))
+        return {
+            "scaled_norm": scaled,
+            "grad_norm": norm,
+            **{f"critic_norm_{i}": each for i, each in enumerate(norms[:, :-1].unbind(1), 1)},
+            "scaling_factor": factor,
+            "taken": taken.to(norm.dtype),
+            "finite": finite.to(norm.dtype),
+            "go_on": go_on,
+        }
+
+
+def _numbers(value: float | Tensor) -> list[float]:
+    return value.tolist() if isinstance(value, Tensor) else [value]

@@ -1,0 +1,186 @@
+"""Policies of one architecture as one: every weight has a leading member axis ``[M, ...]``.
+
+A population's members act and learn in a few batched products, instead of one call for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from driftproof.nn.cores import Core, GRUCore, LSTMCore, NoCore
+from driftproof.nn.grouped import linear
+from driftproof.nn.heads import Scale
+from driftproof.nn.types import Evaluation, Observation, PolicyState, Step, map_observation
+
+if TYPE_CHECKING:
+    from driftproof.nn.policies import DistributionalPolicy
+
+Weights = Mapping[str, Tensor]
+
+
+class StackedPolicy:
+    """Actor and critics of ``M`` members, which differ in weights alone.
+
+    Args:
+        like: A policy of that architecture. Its own weights are not used.
+        weights: Weights by their names in the policy's ``state_dict``, each ``[M, ...]``. They may change in place.
+
+    Raises:
+        ValueError: The policy has parts without a stacked form.
+    """
+
+    def __init__(self, like: DistributionalPolicy, weights: Weights) -> None:
+        _check(like)
+        self.like, self.weights = like, weights
+        self.members = len(next(iter(weights.values())))
+        self._of: dict[str, dict[str, Tensor]] = {}
+        """Weights of a module by their names in it, by the module's name."""
+
+    def initial_state(self, batch: int) -> PolicyState:
+        """The recurrent state ``[M, layers, B, units]`` at the start of ``batch`` episodes of each member."""
+        single = self.like.initial_state(batch)
+        return PolicyState(*(tuple(p.new_zeros(self.members, *p.shape) for p in parts) for parts in single))
+
+    def evaluate(self, observation: Observation, state: PolicyState, keep: Tensor | None = None) -> Evaluation:
+        """Evaluate sequences of observations ``[M, T, B, ...]`` from their initial recurrent state.
+
+        Args:
+            observation: Observations.
+            state: Recurrent state before the first step.
+            keep: 0 where an episode starts ``[M, T, B]``; ``None``: nowhere after the first step.
+        """
+        features, critic_features = self._features(observation, 3)
+        memory = self._run("actor_core", features, state.actor, keep)
+        critic_memory = memory.detach() if self.like.shared_lstm else memory
+        if self.like.critic_core is not None:
+            critic_memory = self._run("critic_core", critic_features, state.critic, keep)
+        return Evaluation(self._actor_outputs(memory)[0], self.predict_returns(critic_memory))
+
+    def step(self, observation: Observation, state: PolicyState) -> Step:
+        """One step of acting, for observations ``[M, B, ...]``."""
+        features, critic_features = self._features(observation, 2)
+        memory, actor = self._call("actor_core", "step", features, state.actor)
+        critic_memory, critic = memory, state.critic
+        if self.like.critic_core is not None:
+            critic_memory, critic = self._call("critic_core", "step", critic_features, state.critic)
+        parameters, latent = self._actor_outputs(memory)
+        return Step(parameters, critic_memory, PolicyState(actor, critic), latent)
+
+    def predict_returns(self, memory: Tensor) -> tuple[Tensor, ...]:
+        """Each critic's prediction ``[M, ..., outputs]`` from the output of the critics' core."""
+        predictions = []
+        for i, critic in enumerate(self.like.critics):
+            assert isinstance(critic.network, nn.Sequential)
+            latent = self._dense(f"critics.{i}.network", critic.network, memory)
+            predictions.append(self._call(f"critics.{i}.head", "forward", latent))
+        return tuple(predictions)
+
+    def rescale(self, old: Scale, new: Scale) -> None:
+        """Change the value heads so that decoded predictions stay the same under new scales ``[M]``."""
+        for i in range(len(self.like.critics)):
+            self._call(f"critics.{i}.head", "rescale", old, new)
+
+    def _features(self, observation: Observation, leading: int) -> tuple[Tensor, Tensor]:
+        """Features of actor and critics ``[M, ..., features]``, of observations with so many leading axes."""
+        features = self._extracted("features_extractor", observation, leading)
+        if self.like.critic_features_extractor is None:
+            return features, features
+        return features, self._extracted("critic_features_extractor", observation, leading)
+
+    def _extracted(self, name: str, observation: Observation, leading: int) -> Tensor:
+        extractor: Any = getattr(self.like, name)
+        first = observation if isinstance(observation, Tensor) else next(iter(observation.values()))
+        shape = first.shape[:leading]
+        features: Tensor
+        if not self._weights_of(name):
+            flat = map_observation(observation, lambda part: part.flatten(0, leading - 1))
+            features = self.like.extract_features(flat, extractor)
+        else:
+            rows = map_observation(observation, lambda part: part.flatten(1, leading - 1))
+            inputs = _Extraction(self.like, extractor)
+            features = torch.vmap(lambda w, x: functional_call(inputs, w, (x,)), randomness="different")(
+                {f"extractor.{key}": weight for key, weight in self._weights_of(name).items()}, rows
+            )
+        return features.view(*shape, -1)
+
+    def _actor_outputs(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Parameters of the actions' distribution, and the actor's last features."""
+        latent = self._dense("actor_network", self.like.actor_network, memory)
+        head = self._weights_of("action_head")
+        outputs = linear(latent, head["weight"], head["bias"])
+        if (log_std := self.weights.get("log_std")) is not None:  # A Gaussian's.
+            log_std = log_std.view(self.members, *(1,) * (outputs.dim() - 2), -1)
+            outputs = torch.cat((outputs, log_std.expand_as(outputs)), -1)
+        return outputs, latent
+
+    def _dense(self, name: str, network: nn.Sequential, values: Tensor) -> Tensor:
+        for key, layer in network.named_children():
+            weights = self._weights_of(f"{name}.{key}")
+            if type(layer) is nn.Linear:
+                values = linear(values, weights["weight"], weights.get("bias"))
+            elif not weights:
+                values = layer(values)
+            else:
+                values = torch.vmap(lambda w, x, layer=layer: functional_call(layer, w, (x,)))(weights, values)
+        return values
+
+    def _run(self, name: str, features: Tensor, state: tuple[Tensor, ...], keep: Tensor | None) -> Tensor:
+        result: Tensor
+        if keep is None:
+            result = self._call(name, "forward", features, state)
+        else:
+            result = self._call(name, "masked", features, state, keep)
+        return result
+
+    def _call(self, name: str, method: str, *arguments: Any) -> Any:
+        """Call a method of a module, with the stacked weights in place of its own."""
+        module = _Named(self.like.get_submodule(name))
+        weights = {f"module.{key}": weight for key, weight in self._weights_of(name).items()}
+        return functional_call(module, weights, (method, *arguments))
+
+    def _weights_of(self, module: str) -> dict[str, Tensor]:
+        if module not in self._of:
+            start = f"{module}."
+            self._of[module] = {n.removeprefix(start): w for n, w in self.weights.items() if n.startswith(start)}
+        return self._of[module]
+
+
+class _Named(nn.Module):
+    """Calls a method of a module by its name, as ``functional_call`` calls modules only."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, name: str, *arguments: Any) -> Any:
+        return getattr(self.module, name)(*arguments)
+
+
+class _Extraction(nn.Module):
+    """Preprocesses observations of a policy, and extracts features from them."""
+
+    def __init__(self, policy: DistributionalPolicy, extractor: Any) -> None:
+        super().__init__()
+        self.extractor = extractor
+        self._policy = (policy,)  # Not a submodule.
+
+    def forward(self, observation: Observation) -> Tensor:
+        features: Tensor = self._policy[0].extract_features(observation, self.extractor)
+        return features
+
+
+def _check(policy: DistributionalPolicy) -> None:
+    """Refuse policies that have parts without a stacked form."""
+    if policy.exploration is not None:
+        raise ValueError("use_sde=True has no form for several members: leave it out")
+    cores: list[Core] = [core for core in (policy.actor_core, policy.critic_core) if core is not None]
+    for core in cores:
+        if type(core) not in (LSTMCore, GRUCore, NoCore):
+            raise ValueError(f"the core {type(core).__name__} has no form for several members: use lstm, gru or none")
+    if any(isinstance(module, nn.modules.batchnorm._NormBase) for module in policy.modules()):
+        raise ValueError("batch normalisation has no form for several members: use layer_norm")
