@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from driftproof.cli.phases import Following
+from driftproof.cli.arenas import Following
 from driftproof.ppo import DistributionalPPO
 from tests.cli.commands import SMALL, call
 from tests.cli.test_commands import error

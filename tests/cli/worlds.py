@@ -42,6 +42,22 @@ class Broken(CartPoleEnv):
         return super().step(action)
 
 
+class Fixed(CartPoleEnv):
+    """Always begins alike, and ends after four steps."""
+
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=0)
+        self.steps = 0
+        return super().reset(seed=0)
+
+    def step(self, action):
+        self.steps += 1
+        seen, reward, ended, _, info = super().step(action)
+        return seen, reward, ended, self.steps == 4, info
+
+
 class ThreeActions(CartPoleEnv):
     """Has an action that CartPole has not."""
 
@@ -53,3 +69,4 @@ class ThreeActions(CartPoleEnv):
 for _name, _kind in (("Held-v0", Held), ("Broken-v0", Broken), ("ThreeActions-v0", ThreeActions)):
     if _name not in gymnasium.registry:
         gymnasium.register(_name, _kind, max_episode_steps=50)
+gymnasium.register("Fixed-v0", Fixed)

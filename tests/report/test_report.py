@@ -306,14 +306,14 @@ def test_the_summary_tells_the_main_things(tmp_path):
         [write_outcomes(write_agent(tmp_path / "run", updates=20))], tmp_path / "report.html"
     ).read_text()
     for fact in (
-        "<dt>Return</dt><dd>200",
+        "<dt>Training return</dt><dd>200",
         "<dt>Evaluation</dt><dd>200",
         "<dt>Updates</dt><dd>20",
         "<dt>Time</dt><dd>40 s",
     ):
         assert fact in text
     population = write_report([write_population(tmp_path / "many")], tmp_path / "many.html").read_text()
-    for fact in ("<dt>Best return</dt>", "<dt>Members</dt><dd>4", "<dt>Take-overs</dt><dd>", "% helped"):
+    for fact in ("<dt>Best training return</dt>", "<dt>Members</dt><dd>4", "<dt>Take-overs</dt><dd>", "% helped"):
         assert fact in population
 
 

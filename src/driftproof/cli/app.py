@@ -78,7 +78,7 @@ def main() -> None:
     logging.getLogger("driftproof").addHandler(logging.NullHandler())
     threading.excepthook = _show_thread_error
     try:
-        app()
+        app(_arguments(sys.argv[1:]))
     except Stopped as stop:
         _end([as_line(stop)], INTERRUPTED)
     except Exception as error:
@@ -88,6 +88,15 @@ def main() -> None:
             # An interrupted import or library has turned KeyboardInterrupt into another error.
             _end(["driftproof: interrupted"], INTERRUPTED)
         _end(as_lines(error), USER_ERROR)
+
+
+def _arguments(given: list[str]) -> list[str]:
+    """Arguments of the command line, where ``--phases`` alone means ``--phases all``."""
+    return [
+        part
+        for i, word in enumerate(given)
+        for part in ([word, "all"] if word == "--phases" and given[i + 1 : i + 2] != ["all"] else [word])
+    ]
 
 
 def _end(lines: list[str], code: int) -> NoReturn:

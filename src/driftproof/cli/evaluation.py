@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from driftproof._files import DAMAGES, described
 from driftproof._text import table
-from driftproof.cli import agents
+from driftproof.cli import agents, scopes
+from driftproof.cli.arenas import Arena, Subject, arena, normalized
 from driftproof.cli.errors import CommandError, Stopped, say
 from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, Trusted, changes, use_threads
+from driftproof.cli.returns import interval_told, play, summary
 from driftproof.runs import ATTACK_RESULTS, EVALUATION, PHASE_RESULTS, own_file
 
 if TYPE_CHECKING:
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from driftproof.config import Config
     from driftproof.ppo import DistributionalPPO
 
-_UNSEEN = 2**30
-"""Added to the run's seed, so that evaluation uses other seeds than training."""
-_DRAWS = 10_000
-"""Samples of the bootstrap."""
 _MARKETS = ("driftproof/RegimeMarket-v0", "driftproof/Market-v0")
 ATTACKS = ("random", "mad", "critic", "learned")
 
@@ -48,44 +44,52 @@ def evaluate(
         list[float] | None,
         typer.Option("--epsilon", help="Perturbation size; repeatable. Default: 0.025, 0.05, 0.075."),
     ] = None,
+    phase: Annotated[
+        int | None, typer.Option("--phase", min=0, help="Phase of the drift. Default: the one training ended in.")
+    ] = None,
     phases: Annotated[
-        bool, typer.Option("--phases", help="Evaluate in every phase of the environment's drift, earlier ones too.")
-    ] = False,
+        str | None, typer.Option("--phases", metavar="all", help="Every phase of the drift, earlier ones too.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", help="JSON file. Default: in the run's folder.")] = None,
     env: EnvId = None,
     overrides: Overrides = None,
     runs_dir: RunsDir = Path("runs"),
     trust: Trusted = None,
 ) -> None:
-    """Evaluate an agent in new episodes. --attack perturbs its observations, --phases holds the drift."""
+    """Evaluate an agent on what its training has not seen, or say that it has. --attack perturbs its observations.
+
+    The first line tells what it is evaluated on: split and dates of a market, seeds, and the phase of a drift, which is
+    held. A market without a split is evaluated on the bars that training leaves out, the last 30%.
+    """
     from driftproof.state import read
 
     _check_attacks(attack or [], epsilon or [])
-    if phases and attack:
-        raise CommandError("--phases and --attack are two evaluations: give one of them at a time")
+    _check_phases(phase, phases, bool(attack))
     found = agents.find(run, runs_dir, member, best, trust)
     if found.folder is None and env is None:
         raise CommandError(f"{run} is not in a run folder: give --env, the environment to evaluate in")
     changed = changes(env, overrides)
     settings = found.config(changed)
     use_threads(settings)
-    agent = found.load(settings.run.device)
+    trained = scopes.trained_on(found.folder, found.config())
+    lasting = _lasting(read(found.checkpoint).tree)
+    subject = Subject(found.load(settings.run.device), settings, lasting, trained)
     episodes = episodes or settings.run.evaluation_episodes or 20
     say(f"{found.checkpoint}: {episodes} episodes of {settings.env.id}")
     if attack:
-        result, name = _attacked(agent, settings, attack, epsilon, episodes, seed, not stochastic), ATTACK_RESULTS
-    else:
-        lasting = _lasting(read(found.checkpoint).tree)
-        if phases:
-            from driftproof.cli.phases import measure_phases, phase_table
+        name, result = ATTACK_RESULTS, _attacked(subject, attack, epsilon, episodes, seed, not stochastic, phase)
+    elif phases:
+        from driftproof.cli.phases import measure_phases, phase_table
 
-            name, result = PHASE_RESULTS, measure_phases(agent, settings, episodes, seed, not stochastic, lasting)
-            say(phase_table(result))
-        else:
-            name, result = EVALUATION, measure(agent, settings, episodes, seed, not stochastic, lasting)
-            say(summary_table(result))
-    # Results are saved in the run folder only if the run itself was evaluated, with its own settings.
-    belongs = found.folder is not None and found.is_run and not changed
+        name, result = PHASE_RESULTS, measure_phases(subject, episodes, seed, not stochastic)
+        scopes.show(result["scope"])
+        say(phase_table(result))
+    else:
+        name, result = EVALUATION, measure(subject, episodes, seed, not stochastic, phase)
+        show(result)
+    # Results are saved in the run folder only if the run itself was evaluated, with its own settings, where
+    # training ended.
+    belongs = found.folder is not None and found.is_run and not changed and phase is None
     in_folder = own_file(found.folder, name) if found.folder is not None and belongs else None
     if target := output or in_folder:
         _write(target, result)
@@ -109,6 +113,15 @@ def _check_attacks(attacks: list[str], epsilons: list[float]) -> None:
         raise CommandError(f"--epsilon {far[0]:g} must be above 0")
 
 
+def _check_phases(phase: int | None, phases: str | None, is_attacked: bool) -> None:
+    if phases not in (None, "all"):
+        raise CommandError(f"--phases {phases!r} must be all; a single one is --phase N")
+    if phases is not None and phase is not None:
+        raise CommandError("--phase and --phases exclude each other: give one of them")
+    if phases is not None and is_attacked:
+        raise CommandError("--phases and --attack are two evaluations: give one of them at a time")
+
+
 def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: bool) -> None:
     """Evaluate a trained agent, unless that has been done already, and print where the run is."""
     from driftproof.ppo.environments import lasting_states
@@ -123,121 +136,51 @@ def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: boo
             say("no episode has ended yet; if none does, Ctrl-C: training is saved")
         try:
             interrupts.check()  # A signal may have come at the very end of training.
-            result = measure(agent, settings, episodes, lasting=lasting)
+            result = measure(Subject(agent, settings, lasting, scopes.trained_on(folder, settings)), episodes)
         except KeyboardInterrupt:
             how = "for episodes that do not end, --set env.kwargs.max_episode_steps=1000"
             raise Stopped(
                 f"trained and saved in {folder}, not evaluated: driftproof evaluate {folder}; {how}"
             ) from None
         _write(target, result)
-        say(summary_table(result))
+        show(result)
     say(f"done: {folder}")
 
 
 def measure(
-    agent: DistributionalPPO,
-    settings: Config,
-    episodes: int,
-    seed: int | None = None,
-    deterministic: bool = True,
-    lasting: Sequence[Mapping[str, Any]] | None = None,
+    subject: Subject, episodes: int, seed: int | None = None, deterministic: bool = True, phase: int | None = None
 ) -> dict[str, Any]:
     """Returns of an agent and of baselines, in the same episodes.
 
     Args:
-        agent: The agent.
-        settings: Configuration with the environment.
+        subject: The agent and its settings.
         episodes: Number of episodes.
         seed: Seed of the first episode; ``None``: one that training does not use.
         deterministic: Whether the agent takes its most probable actions.
-        lasting: States of the environments' drift at the end of training; evaluation continues from them.
+        phase: Phase of the drift; ``None``: the one that training ended in.
     """
-    first = first_seed(settings, seed)
-    with evaluation_env(agent, settings, episodes) as venv:
+    settings = subject.settings
+    with arena(subject, episodes, seed) as place:
+        scope = place.enter(phase)
 
-        def play(player: Any, seen: VecEnv) -> dict[str, Any]:
-            let_drift(venv, lasting)
-            return summary(returns_of(player, seen, episodes, first, deterministic))
+        def result_of(player: Any, seen: VecEnv) -> dict[str, Any]:
+            place.restart()
+            return summary(play(player, seen, episodes, place.seed, deterministic), place.times)
 
-        result = play(agent, normalized(agent, venv))
-        baselines = {name: play(player, venv) for name, player in _baselines(settings, venv, first).items()}
-    return {"episodes": episodes, "env": settings.env.id, "seed": first, **result, "baselines": baselines}
-
-
-def first_seed(settings: Config, seed: int | None) -> int:
-    """Seed of the first episode: as given, or else one that training does not use."""
-    return settings.run.seed + _UNSEEN if seed is None else seed
+        result = result_of(subject.agent, normalized(subject.agent, place.venv))
+        baselines = {name: result_of(player, place.venv) for name, player in _baselines(place).items()}
+    facts = {"episodes": episodes, "env": settings.env.id, "seed": place.seed, "scope": scope}
+    return {**facts, **result, "baselines": baselines}
 
 
-@contextmanager
-def evaluation_env(agent: DistributionalPPO, settings: Config, episodes: int) -> Iterator[VecEnv]:
-    """Environments to evaluate an agent in, at most one per episode.
-
-    Raises:
-        CommandError: The agent has other spaces.
-    """
-    from driftproof.cli.played import Played
-    from driftproof.config import build_env
-
-    with interrupts.held():
-        envs = build_env(settings, n_envs=min(settings.env.n_envs, episodes), is_evaluation=True)
-    venv = Played(envs, settings.env.id)
-    try:
-        _check_spaces(agent, venv, settings.env.id)
-        yield venv
-    finally:
-        venv.close()
-
-
-def _check_spaces(agent: DistributionalPPO, venv: VecEnv, env_id: str) -> None:
-    """Refuse environments with other spaces; bounds of observations may differ, as under drift."""
-    for what, known, given in (
-        ("observation", agent.observation_space, venv.observation_space),
-        ("action", agent.action_space, venv.action_space),
-    ):
-        if _kind(known) != _kind(given):
-            raise CommandError(f"the agent has the {what} space {known}, but {env_id} has {given}")
-
-
-def _kind(space: Any) -> tuple[Any, ...]:
-    """What two spaces must have in common; agents have images' channels first, environments last."""
-    return type(space), sorted(space.shape or ()), getattr(space, "n", None)
-
-
-def let_drift(venv: VecEnv, lasting: Sequence[Mapping[str, Any]] | None) -> bool:
-    """Restore the environments' drift as of the end of training.
-
-    Returns:
-        Whether there is a state that fits; otherwise, drift starts from the beginning.
-    """
-    from driftproof.ppo.environments import restore_lasting
-
-    if not lasting:
-        return False
-    try:
-        return restore_lasting(venv, [lasting[0]] * venv.num_envs)
-    except (*DAMAGES, AssertionError, RuntimeError) as error:
-        what = f"the checkpoint's state of the drift does not fit the environment: {described(error)}"
-        raise CommandError(f"{what}; give --env, to evaluate without the state of the drift") from error
-
-
-def summary(returns: list[float]) -> dict[str, Any]:
-    """Mean, standard deviation, and 95% confidence interval of the mean by bootstrap over episodes."""
-    import numpy as np
-
-    values = np.asarray(returns)
-    means = np.random.default_rng(0).choice(values, size=(_DRAWS, len(values))).mean(1)
-    low, high = np.quantile(means, [0.025, 0.975]).tolist()
-    return {"mean": float(values.mean()), "std": float(values.std()), "interval": [low, high], "returns": returns}
-
-
-def summary_table(result: dict[str, Any]) -> str:
-    """Results as a text table."""
+def show(result: Mapping[str, Any]) -> None:
+    """Print what was evaluated on, the results as a table, and where intervals come from."""
+    scopes.show(result["scope"])
     rows = [("", "return", "95% interval", "deviation")]
     for name, each in {"agent": result, **result["baselines"]}.items():
-        low, high = each["interval"]
-        rows.append((name, f"{each['mean']:.4g}", f"[{low:.4g}, {high:.4g}]", f"{each['std']:.3g}"))
-    return table(rows)
+        rows.append((name, f"{each['mean']:.4g}", interval_told(each), f"{each['std']:.3g}"))
+    say(table(rows))
+    say(f"interval: {result['interval_note'].removeprefix('no interval: ')}")
 
 
 class _Constant:
@@ -269,58 +212,45 @@ def _count(observation: Any) -> int:
     return len(next(iter(observation.values())) if isinstance(observation, dict) else observation)
 
 
-def _baselines(settings: Config, venv: VecEnv, seed: int) -> dict[str, Any]:
+def _baselines(place: Arena) -> dict[str, Any]:
     """Baseline policies: buy and hold, and no position, in a market; random actions elsewhere."""
-    if settings.env.id not in _MARKETS:
-        return {"random": _Random(venv.action_space, seed)}
-    if venv.get_attr("actions")[0] == "discrete":
+    if place.subject.settings.env.id not in _MARKETS:
+        return {"random": _Random(place.venv.action_space, place.seed)}
+    if place.venv.get_attr("actions")[0] == "discrete":
         return {"buy and hold": _Constant(2), "flat": _Constant(1)}
     return {"buy and hold": _Constant([1.0]), "flat": _Constant([0.0])}
 
 
-def returns_of(player: Any, venv: VecEnv, episodes: int, seed: int, deterministic: bool = True) -> list[float]:
-    """Returns of a policy in so many episodes."""
-    from stable_baselines3.common.evaluation import evaluate_policy
-
-    venv.seed(seed)
-    returns, _ = evaluate_policy(player, venv, episodes, deterministic, return_episode_rewards=True)
-    return [float(value) for value in returns]  # type: ignore[union-attr]
-
-
-def normalized(agent: DistributionalPPO, venv: VecEnv) -> VecEnv:
-    """The environments with the agent's observation normaliser, not updated."""
-    from stable_baselines3.common.vec_env import VecNormalize
-
-    wrapped = agent.normalizer.wrapped(venv)
-    if isinstance(wrapped, VecNormalize):
-        wrapped.training = False
-    return wrapped
-
-
 def _attacked(
-    agent: DistributionalPPO,
-    settings: Config,
+    subject: Subject,
     attacks: list[str],
     epsilons: list[float] | None,
     episodes: int,
     seed: int | None,
     deterministic: bool,
+    phase: int | None,
 ) -> dict[str, Any]:
     from driftproof.adversarial import evaluate_under_attack
 
     names = list(ATTACKS[:-1]) if "all" in attacks else attacks
-    with evaluation_env(agent, settings, episodes) as venv:
+    with arena(subject, episodes, seed) as place:
+        scope = place.enter(phase)
+        place.restart()
+        is_history = place.times is not None
         robustness = evaluate_under_attack(
-            agent,
-            venv,
+            subject.agent,
+            place.venv,
             ["clean", *names],  # type: ignore[list-item]
             epsilons or (0.025, 0.05, 0.075),
             episodes,
             deterministic=deterministic,
-            seed=first_seed(settings, seed),
+            seed=place.seed,
         )
+    scopes.show(scope)
     say(str(robustness))
-    return robustness.to_dict()
+    if is_history:
+        say("intervals are over episodes, which share bars: they are too narrow")
+    return {"scope": scope, **robustness.to_dict()}
 
 
 def _write(target: Path, result: dict[str, Any]) -> None:

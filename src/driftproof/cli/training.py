@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftproof.cli import data, evaluation, origins, runs
+from driftproof.cli import data, evaluation, origins, runs, scopes
 from driftproof.cli.errors import CommandError, Stopped
 from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import (
@@ -27,6 +27,7 @@ from driftproof.cli.options import (
 )
 from driftproof.cli.view import AgentStatus, Screen
 from driftproof.runs import CHECKPOINTS, CONFIG, is_population
+from driftproof.runs.sources import write_sources
 
 if TYPE_CHECKING:
     from driftproof.config import Config
@@ -69,9 +70,11 @@ def train(
         runs.check_free(runs_dir, name, "train")
         settings = data.record(settings)
         try_env(settings)
+        histories = scopes.plan(settings, origin=None if origin is None else origin.found.folder)
         agent = _built(settings)
         began = None if origin is None else origin.begin(agent)
         with runs.created(runs_dir, name, settings, "train") as folder:
+            write_sources(folder, histories)
             if began is not None:
                 origins.record(folder, agent, began)
             _run(agent, settings, folder)
@@ -80,6 +83,7 @@ def train(
         if is_population(folder):
             raise CommandError(f"{folder} holds a population: driftproof tune --resume {folder}")
         settings = runs.read(folder, overrides, _CHANGEABLE, trust)
+        scopes.plan(settings, folder)
         _run(_built(settings), settings, folder)
 
 

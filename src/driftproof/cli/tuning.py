@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftproof.cli import data, evaluation, runs
+from driftproof.cli import data, evaluation, runs, scopes
 from driftproof.cli.errors import CommandError, Stopped
 from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import (
@@ -22,6 +22,7 @@ from driftproof.cli.options import (
 )
 from driftproof.cli.view import PopulationStatus, Screen
 from driftproof.runs import is_population, is_single
+from driftproof.runs.sources import write_sources
 
 if TYPE_CHECKING:
     from driftproof.config import Config
@@ -50,7 +51,9 @@ def tune(
         settings = data.record(read_config(config, env, overrides, trust))
         runs.check_free(runs_dir, name, "tune")
         _check(settings)
+        histories = scopes.plan(settings)
         with runs.created(runs_dir, name, settings, "tune") as folder:
+            write_sources(folder, histories)
             try:
                 runner = _population(settings, folder)
             except Exception:
@@ -62,6 +65,7 @@ def tune(
         if is_single(folder):
             raise CommandError(f"{folder} holds a single agent: driftproof train --resume {folder}")
         settings = runs.read(folder, overrides, _CHANGEABLE, trust)
+        scopes.plan(settings, folder)
         runner = _population(settings, folder)
         runs.keep(folder, settings)
         _run(runner, settings, folder)
@@ -98,7 +102,7 @@ def _train(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalP
 
     searched = [item.name for item in settings.pbt.hyperparams]
     size, total = settings.pbt.population_size, settings.total_updates
-    metric = settings.pbt.metric_name.replace("_", " ").replace("mean reward", "return")
+    metric = settings.pbt.metric_name.replace("_", " ").replace("mean reward", "training return")
     status = PopulationStatus(str(folder), size, total, searched, settings.steps_per_update, metric)
     with Screen(status) as screen:
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from driftproof.pbt import PBTRunner
 
 SIGNS = {
-    "return": RETURN,
+    "training return": RETURN,
     "VGS factor": "vgs/scaling_factor",
     "critic divergence": "critic/divergence",
     "KL": "train/approx_kl",
@@ -241,7 +241,7 @@ class PopulationStatus:
         for member, updates in enumerate(runner.updates):
             if updates != self._printed_updates[member]:
                 signs = signs_of(runner.latest.get(member, {}))
-                signs.pop("return", None)
+                signs.pop("training return", None)
                 signs = {self._metric: number(runner.scheduler.members[member].performance), **signs}
                 metrics = "".join(f"  {name} {value}" for name, value in signs.items())
                 self._news.append(f"member {member}  update {updates} of {self._total}{metrics}")
@@ -273,7 +273,7 @@ class PopulationStatus:
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         is_narrow = shutil.get_terminal_size().columns < _WIDE
-        names = [name for name in SIGNS if name != "return" and not (is_narrow and name in _LEFT_OUT)]
+        names = [name for name in SIGNS if name != "training return" and not (is_narrow and name in _LEFT_OUT)]
         drift = [name for name in (PHASE, ALARMS) if any(name in member["drift"] for member in self._members)]
         heads = [re.sub("[ _.]", "\n", _plain(name)) for name in (*names, *self._shown)]
         heads += [name.removeprefix("drift/") for name in drift]

@@ -33,6 +33,7 @@ CHOSEN = {
     "pbt.explore_method": (EXPLORE_METHODS, None),
 }
 """Settings that are names in a registry or ``module:Class``, with their registries and arguments of the agent."""
+MARKET = "driftproof/Market-v0"
 _LOCAL_CLUSTERS = (None, "auto", "local")
 _LOADERS = ("shimmy",)
 """Packages whose environments import what their arguments name."""
@@ -144,7 +145,7 @@ def make_env(section: EnvSection, trust: Trust, is_evaluation: bool = False) -> 
     import gymnasium
 
     module, _, name = section.id.rpartition(":")
-    kwargs: dict[str, Any] = section.kwargs | (section.evaluation_kwargs if is_evaluation else {})
+    kwargs = evaluation_kwargs(section) if is_evaluation else section.kwargs
     _check_is_module(section.id)
     if module:
         try:
@@ -166,6 +167,22 @@ def make_env(section: EnvSection, trust: Trust, is_evaluation: bool = False) -> 
         raise ConfigError([f"env: {section.id!r} cannot be made with {shortened(kwargs, 200)}: {error}"]) from error
     except Exception as error:
         raise ConfigError([f"env: {section.id!r} cannot be made: {describe_error(error)}"]) from error
+
+
+def evaluation_kwargs(section: EnvSection) -> dict[str, Any]:
+    """Arguments of the environment for evaluation.
+
+    Without a ``split``, a market is evaluated on the bars that training does not see, or on all bars of other data.
+    """
+    kwargs: dict[str, Any] = section.kwargs | section.evaluation_kwargs
+    if section.id.rpartition(":")[2] == MARKET and "split" not in kwargs:
+        fractions = kwargs.get("fractions")
+        is_all_for_training = isinstance(fractions, list) and fractions[:1] == [1] and kwargs.get("dates") is None
+        if "data" in section.evaluation_kwargs:
+            return kwargs | {"split": "all"}
+        if not is_all_for_training:
+            return kwargs | {"split": "held_out"}
+    return kwargs
 
 
 def describe_error(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from driftproof.envs.market_data import Bars, MarketDataError, part_rows
 from driftproof.envs.market_files import load_market_data
 from driftproof.envs.trading import Actions, TradingEnv
 
-Split = Literal["train", "validation", "test", "all"]
+Split = Literal["train", "validation", "test", "held_out", "all"]
 
 
 class MarketEnv(TradingEnv):
@@ -26,13 +26,13 @@ class MarketEnv(TradingEnv):
 
     Args:
         data: A file, see :func:`load_market_data`; bars; or bars by symbol.
-        split: Part of the time: ``"train"``, ``"validation"``, ``"test"`` or ``"all"``.
+        split: Part of the time: ``"train"``, ``"validation"``, ``"test"``, ``"held_out"`` (the last two) or ``"all"``.
         fractions: Fractions of rows for training, validation and test.
         dates: Start of validation and test, as ISO dates in UTC, instead of ``fractions``.
         period: Start and end of the time that is split, as ISO dates in UTC, the end not included; ``None``: all.
         symbols: Symbols to use; ``None``: all.
         episode_length: Steps of an episode, which begins anywhere in the split; ``None``: from its first bar to its
-            last.
+            last. Episodes in ``"held_out"`` are shorter if it has fewer bars.
         actions: See :class:`TradingEnv`, as for the following arguments.
         commission: Commission of trading.
         slippage: Slippage of trading.
@@ -60,11 +60,11 @@ class MarketEnv(TradingEnv):
         load: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(actions, commission, slippage, observe_position, features, render_mode)
-        check_option("split", split, ("train", "validation", "test", "all"))
+        check_option("split", split, get_args(Split))
         _check_split(fractions, dates, period)
         if episode_length is not None:
             check_count("episode_length", episode_length, at_least=1)
-        self.episode_length = episode_length
+        self.split, self.episode_length = split, episode_length
         self.markets = _chosen(markets_of(data, load), symbols)
         self.rows: dict[str, range] = {}
         """Rows that may be observed, by symbol."""
@@ -74,6 +74,8 @@ class MarketEnv(TradingEnv):
             part = part_rows(bars, split, fractions, dates, period)
             self.rows[symbol] = range(max(part.start, self.features.lookback - 1), part.stop)
             steps = len(self.rows[symbol]) - 1
+            if split == "held_out" and self.episode_length is not None and steps > 0:
+                self.episode_length = episode_length = min(self.episode_length, steps)
             if steps < (episode_length or 1):
                 raise ValueError(
                     f"{split} of {symbol!r} has {len(part)} rows, {max(steps, 0)} of which can be steps: features look "
@@ -82,6 +84,15 @@ class MarketEnv(TradingEnv):
                 )
             self._features[symbol] = compute_features(*bars.prices, self.features).astype(np.float32)
         self._symbol, self._row = next(iter(self.markets)), -1
+
+    @property
+    def history(self) -> dict[str, Any]:
+        """The split, and for each symbol the time of its first and its last bar and their number."""
+        symbols = {}
+        for symbol, rows in self.rows.items():
+            times = self.markets[symbol].timestamps
+            symbols[symbol] = (str(times[rows.start]), str(times[rows.stop - 1]), len(rows))
+        return {"split": self.split, "symbols": symbols}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

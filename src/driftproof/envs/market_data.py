@@ -178,7 +178,7 @@ def _gap(max_gap: float | datetime.timedelta) -> np.timedelta64:
 
 
 def split_rows(bars: Bars, fractions: Sequence[float] | None, dates: Sequence[str] | None) -> dict[str, range]:
-    """Rows for training, validation and test, in time's order.
+    """Rows for training, validation and test, in time's order; ``held_out`` is all that training does not see.
 
     Args:
         bars: Of one market.
@@ -193,7 +193,8 @@ def split_rows(bars: Bars, fractions: Sequence[float] | None, dates: Sequence[st
     else:
         assert fractions is not None
         cuts = [round(len(bars) * fractions[0]), round(len(bars) * (fractions[0] + fractions[1]))]
-    return {"train": range(cuts[0]), "validation": range(*cuts), "test": range(cuts[1], len(bars))}
+    ends = {"train": (0, cuts[0]), "validation": (cuts[0], cuts[1]), "test": (cuts[1], len(bars))}
+    return {name: range(*pair) for name, pair in {**ends, "held_out": (cuts[0], len(bars))}.items()}
 
 
 def part_rows(

@@ -109,6 +109,7 @@ class Section:
         parts: What is in it.
         notes: Below.
         columns: Of charts, where the page is wide; 0: as they fit.
+        labels: What its numbers were obtained on.
     """
 
     title: str
@@ -116,6 +117,7 @@ class Section:
     parts: list[Chart | Table | Text]
     notes: list[str] = field(default_factory=list)
     columns: int = 0
+    labels: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ import numpy as np
 from driftproof._text import shortlist
 from driftproof.report.bundles import Bundle, common_phases, shaded, titled
 from driftproof.report.charts import Absent, Chart, Section, Table, Text, Trace, label, line, number
-from driftproof.report.outcomes import interval
-from driftproof.report.runs import PhaseScore, Run
+from driftproof.report.outcomes import interval, labels
+from driftproof.report.results import PhaseScore
+from driftproof.report.runs import Run
 from driftproof.report.series import Array, Life, plain, spread, together
 from driftproof.report.signs import Sign, charts_of, names
-from driftproof.runs import ALARM, ALARMS, ANCHOR_MOVES, LEVEL, PHASE, RESPONSES, RETURN, TRIAL
+from driftproof.runs import ALARM, ALARMS, ANCHOR_MOVES, LEVEL, PHASE, PHASE_RESULTS, RESPONSES, RETURN, TRIAL
 
 _MOST_SWITCHES = 60
 _MOST_MARKS = 300
@@ -231,7 +232,7 @@ def forgetting(bundles: Sequence[Bundle]) -> Section | Absent:
     for run, own in found:
         parts += [_phase_chart(run, own, bundles), _phase_table(run, bundles)]
     lead = "How well the agent, as it is in the end, does in every phase of the drift, earlier ones too."
-    return Section(title, lead, parts)
+    return Section(title, lead, parts, labels=labels(PHASE_RESULTS, bundles))
 
 
 def _phase_chart(run: Run, own: str, bundles: Sequence[Bundle]) -> Chart:

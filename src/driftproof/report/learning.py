@@ -17,7 +17,7 @@ def learning(bundles: Sequence[Bundle]) -> Section | Absent:
     data = curves(bundles, RETURN)
     if not any(y is not None for trace in data for y in trace["y"]):
         return Absent(title, f"no return was logged ({RETURN}): no episode has ended yet")
-    caption = "Mean return of the latest episodes."
+    caption = "Mean return of the latest episodes of training."
     best = _best_members(bundles)
     if best:
         caption += " Line: median of members; band: the middle 80 % of them; dotted: the best one in the end."

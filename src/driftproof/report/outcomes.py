@@ -9,9 +9,11 @@ import numpy as np
 
 from driftproof.report.bundles import Bundle, titled
 from driftproof.report.charts import Absent, Chart, Section, Table, Text, Trace, band, colour, label, line, number
-from driftproof.report.runs import Run, Score
+from driftproof.report.results import Score
+from driftproof.report.runs import Run
 from driftproof.report.series import plain
 from driftproof.report.signs import adversarial
+from driftproof.runs import ATTACK_RESULTS, EVALUATION
 
 _POINTS = 200
 """Episodes of one row, at most."""
@@ -29,24 +31,32 @@ def evaluation(bundles: Sequence[Bundle]) -> Section | Absent:
     for run, own in found:
         for i, score in enumerate(run.evaluation):
             name = titled(score.name, run, bundles)
-            rows.append((name, score, own if i == 0 else "@muted"))
-    data = [trace for place, (_, score, own) in enumerate(rows) for trace in _row(place, score, own)]
+            rows.append((name, score, own if i == 0 else "@muted", run.labels[EVALUATION].word))
+    data = [trace for place, (_, score, own, _) in enumerate(rows) for trace in _row(place, score, own)]
     layout = {
         "hovermode": "closest",
         "xaxis": {"title": {"text": "return"}},
         "yaxis": {"range": [len(rows) - 0.5, -0.7], "showgrid": False, "zeroline": False, "showticklabels": False},
-        "annotations": [_above(place, name) for place, (name, _, _) in enumerate(rows)],
+        "annotations": [_above(place, name) for place, (name, *_) in enumerate(rows)],
         "margin": {"l": 12},
     }
     caption = "Large point: mean; bar: its interval; small points: episodes."
     chart = Chart("Return against baselines", caption, data, layout, _ROW * len(rows) + 90, span=2)
     table = Table(
         "In numbers",
-        ["who", "return", "interval", "episodes"],
-        [[name, number(s.mean), interval(s), number(s.episodes)] for name, s, _ in rows],
+        ["who", "return", "interval", "episodes", "on"],
+        [[name, number(s.mean), interval(s), number(s.episodes), word] for name, s, _, word in rows],
         span=1,
     )
-    return Section(title, "How well the agent does when it only plays, next to simple ways to play.", [chart, table])
+    lead = "How well the agent does when it only plays, next to simple ways to play."
+    notes = list(dict.fromkeys(f"Interval: {run.evaluation[0].note}." for run, _ in found if run.evaluation[0].note))
+    return Section(title, lead, [chart, table], notes, labels=labels(EVALUATION, bundles))
+
+
+def labels(file: str, bundles: Sequence[Bundle]) -> list[str]:
+    """What the results in files of this name were obtained on, for each run."""
+    found = [(run, run.labels[file]) for bundle in bundles for run in bundle.runs if file in run.labels]
+    return [f"{run.name}: {label.text}" if len(found) > 1 else label.text for run, label in found]
 
 
 def robustness(bundles: Sequence[Bundle]) -> Section | Absent:
@@ -60,7 +70,8 @@ def robustness(bundles: Sequence[Bundle]) -> Section | Absent:
     for run in runs:
         parts += [_attack_chart(run, bundles), _attack_table(run, bundles)]
     columns = 2 if runs else 0
-    return Section(title, "How the agent does when what it sees is moved.", [*parts, *training], columns=columns)
+    lead = "How the agent does when what it sees is moved."
+    return Section(title, lead, [*parts, *training], columns=columns, labels=labels(ATTACK_RESULTS, bundles))
 
 
 def _above(place: int, name: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from plotly.offline import get_plotlyjs
 from driftproof import __version__
 from driftproof._text import printable
 from driftproof.report.charts import Absent, Chart, Section, Table, Text
+from driftproof.report.results import IN_SAMPLE
 from driftproof.report.summary import Card
 
 _LONGEST_LINE = 500
@@ -78,7 +79,8 @@ def render(cards: Sequence[Card], sections: Sequence[Section | Absent], notes: S
 
 def _card(card: Card, is_alone: bool) -> str:
     facts = "".join(
-        f"<div><dt>{_shown(name)}</dt><dd>{_shown(value)}<small>{_shown(word)}</small></dd></div>"
+        f"<div><dt>{_shown(name)}</dt>"
+        f'<dd>{_shown(value)}<small class="word{_alarm(word)}">{_shown(word)}</small></dd></div>'
         for name, value, word in card.facts
     )
     dot = f'<span class="dot" style="background:var(--{card.colour.removeprefix("@")})"></span>'
@@ -95,10 +97,11 @@ def _section(section: Section, figures: list[Chart]) -> str:
         else:
             parts.append(_table(part) if isinstance(part, Table) else _text(part))
     notes = "".join(f'<p class="note">{_shown(note)}</p>' for note in section.notes)
+    labels = "".join(f'<p class="label{_alarm(text)}">{_shown(text)}</p>' for text in section.labels)
     columns = section.columns or _columns(section)
     return (
         f'<section id="{_slug(section.title)}"><h2>{_shown(section.title)}</h2>'
-        f'<p class="lead">{_shown(section.lead)}</p>'
+        f'<p class="lead">{_shown(section.lead)}</p>{labels}'
         f'<div class="grid" style="--columns:{columns}">{"".join(parts)}</div>{notes}</section>'
     )
 
@@ -143,6 +146,11 @@ def _text(text: Text) -> str:
         f'<details class="panel wide"><summary>{_shown(text.title)}</summary>'
         f'<pre tabindex="0">{_shown(text.text)}</pre></details>'
     )
+
+
+def _alarm(text: str) -> str:
+    """The style of a label; that of numbers which training saw is red."""
+    return " in-sample" if IN_SAMPLE in text else ""
 
 
 def _footnotes(absent: Sequence[Absent], notes: Sequence[str]) -> str:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, Field
 
 from driftproof import _yaml
-from driftproof._files import damage_told, read_bytes, read_json
+from driftproof._files import damage_told, read_bytes
+from driftproof.report.results import Label, PhaseScore, Score, finite, read_attacks, read_evaluation, read_phases
 from driftproof.report.series import Life
 from driftproof.runs import (
     ATTACK_RESULTS,
@@ -37,54 +37,8 @@ from driftproof.runs.metrics import Row, read_metrics
 from driftproof.runs.ranking import ranking
 from driftproof.state import CheckpointError, inspect
 
-_MOST_EPISODES = 1_000_000
-_MOST_SCORES = 1_000
 _MOST_LIBRARIES = 30
-"""Limits of the number of items drawn."""
-
-M = TypeVar("M", bound=BaseModel)
-
-
-@dataclass(frozen=True)
-class Score:
-    """Returns of some episodes.
-
-    Attributes:
-        name: Name of the agent, baseline or attack.
-        mean: Mean return.
-        low: Lower end of the mean's interval; the mean itself if unknown.
-        high: Upper end of the interval.
-        returns: Return of every episode, if known.
-        episodes: Number of episodes.
-        epsilon: Radius of the attack.
-    """
-
-    name: str
-    mean: float
-    low: float
-    high: float
-    returns: tuple[float, ...] = ()
-    episodes: int | None = None
-    epsilon: float = 0.0
-
-
-@dataclass(frozen=True)
-class PhaseScore:
-    """Returns in a phase of the drift, or in several with the same values.
-
-    Attributes:
-        phases: Numbers of the phases.
-        values: Value of each change.
-        score: Returns.
-        is_seen: Whether training had such a phase.
-        is_last: Whether training ended in it.
-    """
-
-    phases: tuple[int, ...]
-    values: dict[str, float]
-    score: Score
-    is_seen: bool
-    is_last: bool
+"""Largest number of libraries whose versions are shown."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +59,7 @@ class Run:
         evaluation: Results of the agent, then of baselines.
         attacks: Results of all attacks and radii.
         phases: Results in every phase of the drift.
+        labels: What each of these results was obtained on, by the name of its file.
         notes: Optional files that could not be read.
     """
 
@@ -121,6 +76,7 @@ class Run:
     evaluation: list[Score] = field(default_factory=list)
     attacks: list[Score] = field(default_factory=list)
     phases: list[PhaseScore] = field(default_factory=list)
+    labels: dict[str, Label] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -163,6 +119,9 @@ class Run:
         return max(math.gcd(*(step for life in self.members.values() for step in life.steps)), 1)
 
 
+_RESULTS: dict[str, Any] = {EVALUATION: read_evaluation, ATTACK_RESULTS: read_attacks, PHASE_RESULTS: read_phases}
+
+
 def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
     """Read runs, in the order given, with unique names.
 
@@ -200,6 +159,8 @@ def read_run(folder: Path, name: str) -> Run:
     if not config and searched:
         config, text = searched, _yaml.dump(searched)
     versions, notes = _versions(folder)
+    labels: dict[str, Label] = {}
+    results = {name: read(folder / name, config, labels) for name, read in _RESULTS.items()}
     return Run(
         name=name,
         path=folder,
@@ -211,9 +172,10 @@ def read_run(folder: Path, name: str) -> Run:
         config=config,
         config_text=text,
         versions=versions,
-        evaluation=_evaluation(folder / EVALUATION),
-        attacks=_attacks(folder / ATTACK_RESULTS),
-        phases=_phases(folder / PHASE_RESULTS),
+        evaluation=results[EVALUATION],
+        attacks=results[ATTACK_RESULTS],
+        phases=results[PHASE_RESULTS],
+        labels=labels,
         notes=notes,
     )
 
@@ -249,95 +211,12 @@ def _config(path: Path) -> tuple[dict[str, Any], str]:
     return config, text
 
 
-def _finite(value: Any) -> Any:
-    """Replace numbers that are not finite by NaN, before pydantic validates."""
-    return math.nan if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
-
-
-Number: TypeAlias = Annotated[float, Field(strict=True), BeforeValidator(_finite)]
-"""A float; ``null`` and values that are not finite, as of a diverged agent, are NaN."""
-Numbers: TypeAlias = Annotated[list[Number], Field(max_length=_MOST_EPISODES)]
-
-
-class _Result(BaseModel):
-    """Of ``evaluation.json``: the agent's, or a baseline's."""
-
-    mean: Number
-    interval: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
-    returns: Numbers = []
-    episodes: Annotated[int, Field(strict=True, ge=0, le=2**53)] | None = None
-
-    def score(self, name: str) -> Score:
-        low, high = self.interval or (self.mean, self.mean)
-        return Score(name, self.mean, low, high, tuple(self.returns), self.episodes or len(self.returns) or None)
-
-
-class _Evaluation(_Result):
-    baselines: Annotated[dict[str, _Result], Field(max_length=_MOST_SCORES)] = {}
-
-
-class _Attack(BaseModel):
-    attack: Annotated[str, Field(strict=True)]
-    epsilon: Annotated[float, Field(strict=True, ge=0, le=1e9)]
-    mean: Number
-    low: Number
-    high: Number
-    returns: Numbers
-
-    def score(self) -> Score:
-        ends = (self.mean, self.low, self.high)
-        return Score(self.attack, *ends, tuple(self.returns), len(self.returns), self.epsilon)
-
-
-class _Attacks(BaseModel):
-    """``attacks.json``."""
-
-    results: Annotated[list[_Attack], Field(max_length=_MOST_SCORES)]
-
-
-class _Phase(_Result):
-    phases: Annotated[list[Annotated[int, Field(strict=True, ge=0, le=2**53)]], Field(max_length=_MOST_EPISODES)]
-    values: Annotated[dict[str, Number], Field(max_length=_MOST_SCORES)]
-    is_seen: Annotated[bool, Field(strict=True)]
-    is_last: Annotated[bool, Field(strict=True)]
-
-
-class _Phases(BaseModel):
-    """``phases.json``."""
-
-    phases: Annotated[list[_Phase], Field(max_length=_MOST_SCORES)]
-
-
-def _evaluation(path: Path) -> list[Score]:
-    found = _scores(path, _Evaluation)
-    return [] if found is None else [found.score("agent"), *(of.score(name) for name, of in found.baselines.items())]
-
-
-def _attacks(path: Path) -> list[Score]:
-    found = _scores(path, _Attacks)
-    return [] if found is None else [result.score() for result in found.results]
-
-
-def _phases(path: Path) -> list[PhaseScore]:
-    found = _scores(path, _Phases)
-    return [
-        PhaseScore(tuple(each.phases), each.values, each.score(""), each.is_seen, each.is_last)
-        for each in ([] if found is None else found.phases)
-    ]
-
-
-def _scores(path: Path, model: type[M]) -> M | None:
-    if not os.path.lexists(path):
-        return None
-    return read_json(path, model, advice="remove it, or evaluate again", allow_nan=True)
-
-
 def _population_state(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
     """Configuration of a population, and its members' last performances; empty if there is none."""
     if not is_population(folder):
         return {}, {}
     state = RunFolder(folder).read_state()
-    performance = {i: _finite(place.performance) for i, place in enumerate(state.members)}
+    performance = {i: finite(place.performance) for i, place in enumerate(state.members)}
     return state.config.model_dump(), performance
 
 

@@ -10,8 +10,9 @@ from itertools import pairwise
 from driftproof.report.bundles import Bundle
 from driftproof.report.charts import number
 from driftproof.report.lineage import takeovers
+from driftproof.report.outcomes import interval
 from driftproof.report.runs import Run
-from driftproof.runs import RETURN
+from driftproof.runs import ATTACK_RESULTS, EVALUATION, RETURN
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ def _facts(run: Run) -> list[tuple[str, str, str]]:
     facts = [_best_return(run)]
     if run.evaluation:
         score = run.evaluation[0]
-        facts.append(("Evaluation", number(score.mean), f"{number(score.low)} to {number(score.high)}"))
+        facts.append(("Evaluation", number(score.mean), f"{interval(score)}; {run.labels[EVALUATION].word}"))
     if run.is_population:
         taken = takeovers(run.events)
         restarts = sum(event.kind == "restart" for event in run.events)
@@ -46,7 +47,13 @@ def _facts(run: Run) -> list[tuple[str, str, str]]:
         facts.append(("Time", _duration(seconds), f"{number(round(steps / seconds))} steps/s"))
     if run.attacks and max(score.epsilon for score in run.attacks) > 0:
         worst = min(run.attacks, key=lambda score: score.mean)
-        facts.append(("Under attack", number(worst.mean), f"{worst.name}, ε = {number(worst.epsilon)}"))
+        facts.append(
+            (
+                "Under attack",
+                number(worst.mean),
+                f"{worst.name}, ε = {number(worst.epsilon)}; {run.labels[ATTACK_RESULTS].word}",
+            )
+        )
     return facts
 
 
@@ -54,11 +61,11 @@ def _best_return(run: Run) -> tuple[str, str, str]:
     steps, values = run.members[run.best].column(RETURN)
     finite = [(value, step) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
     if not finite:
-        return ("Best return", "–", "no episode has ended")
+        return ("Training return", "–", "no episode has ended")
     peak, step = max(finite)
     whose = f"member {run.best}, " if run.is_population else ""
     return (
-        "Best return" if run.is_population else "Return",
+        "Best training return" if run.is_population else "Training return",
         number(run.members[run.best].last(RETURN)),
         f"{whose}peak {number(peak)} at step {number(step)}",
     )

@@ -28,6 +28,8 @@ ATTACK_RESULTS = "attacks.json"
 """Results of evaluation under attack."""
 PHASE_RESULTS = "phases.json"
 """Results of evaluation in every phase of the drift."""
+SOURCES = "sources.json"
+"""Data that the run is trained on."""
 SIGNALS = "signals.csv"
 REPORT = "report.html"
 WRITTEN_IN_PLACE = (MEMBERS, CHECKPOINTS, TENSORBOARD, METRICS)

@@ -57,7 +57,9 @@ class EnvSettings:
     )
     kwargs: dict[str, Any] = setting(factory=dict, doc="Arguments of the environment.")
     evaluation_kwargs: dict[str, Any] = setting(
-        factory=dict, doc="Arguments that differ for evaluation, such as {split: test}."
+        factory=dict,
+        doc="Arguments that differ for evaluation, such as {split: test}. Without a split, driftproof/Market-v0 is "
+        "evaluated on the bars that training leaves out.",
     )
     n_envs: int = setting(
         1, "Number of environments. More are faster, up to the number of cores.", at_least=1, at_most=MOST_UNITS

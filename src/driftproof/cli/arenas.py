@@ -1,0 +1,273 @@
+"""Environments of an evaluation, whose drift is held, and who plays in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from driftproof._files import DAMAGES, described
+from driftproof._text import shortlist
+from driftproof.cli.errors import CommandError
+from driftproof.cli.interrupts import interrupts
+from driftproof.cli.scopes import scope_of
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import VecEnv
+
+    from driftproof.config import Config
+    from driftproof.ppo import DistributionalPPO
+    from driftproof.runs.sources import History
+
+_UNSEEN = 2**30
+"""Added to the run's seed, so that evaluation uses other seeds than training."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An agent to evaluate, with what is known about its training.
+
+    Attributes:
+        agent: The agent.
+        settings: Configuration with the environment.
+        lasting: States of the environments' drift at the end of training, if known.
+        trained: Bars that it was trained on; ``None``: unknown.
+    """
+
+    agent: DistributionalPPO
+    settings: Config
+    lasting: Sequence[Mapping[str, Any]] | None = None
+    trained: Sequence[History] | None = None
+
+
+@dataclass
+class World:
+    """One combination of values of the drift.
+
+    Attributes:
+        time: Steps and episodes at which it first occurs.
+        values: Value of each change.
+        phases: Numbers of the phases that have these values.
+        is_seen: Whether it occurred in training.
+        is_last: Whether training ended in it.
+    """
+
+    time: tuple[int, int]
+    values: dict[str, float]
+    phases: list[int] = field(default_factory=list)
+    is_seen: bool = False
+    is_last: bool = False
+
+    @property
+    def note(self) -> str:
+        """What training had to do with it."""
+        if self.is_last:
+            return "where training ended"
+        return "seen in training" if self.is_seen else "not seen in training"
+
+
+class Arena:
+    """Environments to evaluate an agent in.
+
+    Args:
+        subject: The agent and its settings.
+        venv: The environments.
+        seed: Seed of the first environment.
+    """
+
+    def __init__(self, subject: Subject, venv: VecEnv, seed: int) -> None:
+        from driftproof.ppo.environments import lasting_states
+
+        self.subject, self.venv, self.seed = subject, venv, seed
+        self.drifts = venv.has_attr("drift_moments")
+        self._states: Sequence[Mapping[str, Any]] | None = subject.lasting
+        self.is_known, self._end = False, (0, 0)
+        if self.drifts:
+            venv.seed(seed)
+            venv.reset()
+            self.is_known = let_drift(venv, subject.lasting)
+            if self.is_known:
+                assert subject.lasting
+                # Values at that number of steps are those of the next step.
+                steps, episodes = int(subject.lasting[0]["steps"]), int(subject.lasting[0]["episodes"])
+                self._end = max(steps - 1, 0), max(episodes, 0)
+            else:
+                self._end = max(subject.agent.num_timesteps // subject.settings.env.n_envs - 1, 0), 0
+            # All drift like the first one, if each has a seed of its own.
+            self._states = (lasting_states(venv) or [])[:1]
+        self._time: tuple[int, int] | None = None
+
+    def worlds(self) -> list[World]:
+        """All combinations of values that stand for the drift, in the order in which they first occur."""
+        let_drift(self.venv, self._states)
+        (times,) = self.venv.env_method("drift_moments", *self._end, indices=[0])
+        found: dict[tuple[Any, ...], World] = {}
+        for time in sorted({*times, self._end}):
+            phase, values = self._look(time)
+            world = found.setdefault(tuple(values.items()), World(time, values))
+            if phase not in world.phases:
+                world.phases.append(phase)
+            world.is_seen |= self.is_known and time <= self._end
+            world.is_last |= self.is_known and time == self._end
+        return list(found.values())
+
+    def enter(self, phase: int | None, normalizer: str = "frozen") -> dict[str, Any]:
+        """Choose a phase of the drift, which is held in all episodes, and return what is evaluated on.
+
+        Args:
+            phase: Number of the phase; ``None``: the one in which training ended.
+            normalizer: See :func:`scope_of`.
+
+        Raises:
+            CommandError: There is no such phase.
+        """
+        if not self.drifts:
+            if phase is not None:
+                raise no_phases(self.subject.settings.env.id, f"--phase {phase}")
+            return self.scope(None, normalizer)
+        if phase is None:
+            self._time = self._end if self.is_known else (0, 0)
+            number, values = self._look(self._time)
+            note = "where training ended" if self.is_known else "as it is not known where training ended"
+        else:
+            worlds = self.worlds()
+            matching = [world for world in worlds if phase in world.phases]
+            if not matching:
+                known = shortlist(sorted({each for world in worlds for each in world.phases}), 8)
+                raise CommandError(f"--phase {phase}: the drift has the phases {known}")
+            world = next((world for world in matching if world.is_last), matching[-1])
+            self._time, number, values, note = world.time, phase, world.values, world.note
+        return self.scope({"phase": number, "values": values, "note": note}, normalizer)
+
+    def hold(self, world: World) -> None:
+        """Stay in a world in all episodes."""
+        self._time = world.time
+
+    def restart(self) -> None:
+        """Return to the state that all who are evaluated start from."""
+        let_drift(self.venv, self._states)
+        if self._time is not None:
+            self.venv.env_method("set_drift_time", *self._time, hold=True)
+
+    def _look(self, time: tuple[int, int]) -> tuple[int, dict[str, float]]:
+        """Phase and values at a time."""
+        self.venv.env_method("set_drift_time", *time, indices=[0], hold=True)
+        (drift,) = self.venv.env_method("get_wrapper_attr", "drift_values", indices=[0])
+        return int(drift.pop("phase")), {str(name): float(value) for name, value in drift.items()}
+
+    def scope(self, drift: Mapping[str, Any] | None = None, normalizer: str = "frozen") -> dict[str, Any]:
+        """What is evaluated on; see :func:`scope_of`."""
+        who = self.subject
+        return scope_of(who.agent, self.venv, who.settings, self.seed, who.trained, drift=drift, normalizer=normalizer)
+
+    @property
+    def times(self) -> dict[str, Sequence[Any]] | None:
+        """Times of all rows by symbol, in a market's history."""
+        if not self.venv.has_attr("history"):
+            return None
+        (markets,) = self.venv.get_attr("markets", indices=[0])
+        return {symbol: bars.timestamps for symbol, bars in markets.items()}
+
+
+class Following:
+    """Plays as an agent whose observation normaliser, if it has one, follows shifts of observations as in training.
+
+    Weights stay the same.
+
+    Args:
+        agent: The agent; :meth:`restart` gives its normaliser back the state that it has now.
+    """
+
+    def __init__(self, agent: DistributionalPPO) -> None:
+        self._agent, self._normalizer = agent, agent.learner.normalizer
+        self._state = None if self._normalizer is None else self._normalizer.state_dict()
+
+    def restart(self) -> None:
+        """Undo what the normaliser has learned since."""
+        if self._normalizer is not None and self._state is not None:
+            self._normalizer.load_state_dict(self._state)
+
+    def predict(
+        self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
+    ) -> Any:
+        """Like the agent's."""
+        if self._normalizer is not None:
+            self._normalizer.observe(observation, episode_start)
+        return self._agent.predict(observation, state, episode_start, deterministic)
+
+
+@contextmanager
+def arena(subject: Subject, episodes: int, seed: int | None = None) -> Iterator[Arena]:
+    """Environments to evaluate an agent in, at most one per episode.
+
+    Args:
+        subject: The agent and its settings.
+        episodes: Number of episodes.
+        seed: Seed of the first environment; ``None``: one that training does not use.
+
+    Raises:
+        CommandError: The agent has other spaces.
+    """
+    from driftproof.cli.played import Played
+    from driftproof.config import build_env
+
+    settings = subject.settings
+    with interrupts.held():
+        envs = build_env(settings, n_envs=min(settings.env.n_envs, episodes), is_evaluation=True)
+    venv = Played(envs, settings.env.id)
+    try:
+        _check_spaces(subject.agent, venv, settings.env.id)
+        yield Arena(subject, venv, settings.run.seed + _UNSEEN if seed is None else seed)
+    finally:
+        venv.close()
+
+
+def no_phases(env_id: str, option: str) -> CommandError:
+    """The error for an environment that does not drift."""
+    return CommandError(
+        f"{env_id} has no drift, and so no phases: leave out {option}, or give a drift, such as --set "
+        "'env.drift=[{kind: reward_scale, schedule: {kind: sudden, every: 1000, values: [1, 2]}}]'"
+    )
+
+
+def let_drift(venv: VecEnv, lasting: Sequence[Mapping[str, Any]] | None) -> bool:
+    """Restore the environments' drift as of the end of training.
+
+    Returns:
+        Whether there is a state that fits; otherwise, drift starts from the beginning.
+    """
+    from driftproof.ppo.environments import restore_lasting
+
+    if not lasting:
+        return False
+    try:
+        return restore_lasting(venv, [lasting[0]] * venv.num_envs)
+    except (*DAMAGES, AssertionError, RuntimeError) as error:
+        what = f"the checkpoint's state of the drift does not fit the environment: {described(error)}"
+        raise CommandError(f"{what}; give --env, to evaluate without the state of the drift") from error
+
+
+def normalized(agent: DistributionalPPO, venv: VecEnv) -> VecEnv:
+    """The environments with the agent's observation normaliser, not updated."""
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    wrapped = agent.normalizer.wrapped(venv)
+    if isinstance(wrapped, VecNormalize):
+        wrapped.training = False
+    return wrapped
+
+
+def _check_spaces(agent: DistributionalPPO, venv: VecEnv, env_id: str) -> None:
+    """Refuse environments with other spaces; bounds of observations may differ, as under drift."""
+    for what, known, given in (
+        ("observation", agent.observation_space, venv.observation_space),
+        ("action", agent.action_space, venv.action_space),
+    ):
+        if _kind(known) != _kind(given):
+            raise CommandError(f"the agent has the {what} space {known}, but {env_id} has {given}")
+
+
+def _kind(space: Any) -> tuple[Any, ...]:
+    """What two spaces must have in common; agents have images' channels first, environments last."""
+    return type(space), sorted(space.shape or ()), getattr(space, "n", None)

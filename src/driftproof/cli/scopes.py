@@ -1,0 +1,152 @@
+"""Says what a return was obtained on: split and dates, seeds, or phase of a drift; and whether training saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from driftproof._text import printable, shortlist
+from driftproof.runs.sources import History, history_of, read_sources
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import VecEnv
+
+    from driftproof.config import Config
+    from driftproof.ppo import DistributionalPPO
+
+IN_SAMPLE = "IN SAMPLE"
+_SPLITS = {"train": "training split", "held_out": "held-out split", "all": "all bars", "test": "test split"}
+_LONGEST = 200
+
+
+def scope_of(
+    agent: DistributionalPPO,
+    venv: VecEnv,
+    settings: Config,
+    seed: int,
+    trained: Sequence[History] | None,
+    *,
+    drift: Mapping[str, Any] | None = None,
+    normalizer: str = "frozen",
+) -> dict[str, Any]:
+    """What an agent is evaluated on, as plain values.
+
+    Args:
+        agent: The agent.
+        venv: Environments of the evaluation.
+        settings: Configuration of the evaluation.
+        seed: Seed of the first environment.
+        trained: Bars that the agent was trained on; ``None``: unknown.
+        drift: Phase of the drift and its values, and a ``note`` about them; ``None``: the environment does not drift.
+        normalizer: Whether the agent's normaliser of observations is ``"frozen"`` or ``"follows"`` their shifts.
+    """
+    if venv.has_attr("history"):
+        scope = _of_history(history_of(venv.get_attr("history", indices=[0])[0]), trained)
+    else:
+        scope = _of_seeds(settings, agent.seed, seed, venv.num_envs)
+    if drift is not None:
+        values = ", ".join(f"{name} {value:.4g}" for name, value in drift["values"].items())
+        at = f"in phase {drift['phase']} of the drift ({values}), held, {drift['note']}"
+        scope |= {"phase": drift["phase"], "values": dict(drift["values"])}
+        scope["text"] = f"{at}; {scope['text']}" if scope["in_sample"] is False else f"{scope['text']}; {at}"
+    if agent.learner.normalizer is not None or agent.normalizer.is_used:
+        scope["normalizer"] = normalizer
+        how = "frozen" if normalizer == "frozen" else "follows shifts, as in training"
+        scope["text"] += f"; observation normaliser {how}"
+    scope["text"] = printable(scope["text"], _LONGEST * 2)
+    return scope
+
+
+def training_histories(settings: Config) -> list[History]:
+    """Bars that training in the configured environment sees; none unless it is a market with data."""
+    from driftproof.config.names import MARKET, make_env
+
+    if settings.env.id.rpartition(":")[2] != MARKET:
+        return []
+    env = make_env(settings.env, settings.trust)
+    try:
+        return [history_of(env.get_wrapper_attr("history"))]
+    finally:
+        env.close()
+
+
+def trained_on(folder: Path | None, settings: Config) -> list[History] | None:
+    """Bars that the agent of a run was trained on; ``None`` if that is unknown."""
+    from driftproof.config import ConfigError
+
+    if folder is None:
+        return None
+    if (sources := read_sources(folder)) is not None:
+        return sources.histories
+    try:
+        return training_histories(settings)  # of runs of earlier versions
+    except ConfigError:
+        return None
+
+
+def plan(settings: Config, folder: Path | None = None, origin: Path | None = None) -> list[History]:
+    """Print which bars a run is trained on, and which it will be evaluated on; returns those of training.
+
+    Args:
+        settings: The configuration.
+        folder: Folder of the run, if it is resumed.
+        origin: Folder of the run that it starts from.
+
+    Raises:
+        ConfigError: There are no bars to evaluate on.
+    """
+    from driftproof.cli.errors import say
+    from driftproof.config.names import make_env
+
+    own = training_histories(settings)
+    recorded = None if folder is None else read_sources(folder)
+    earlier = None if origin is None else read_sources(origin)
+    histories = [*own, *(earlier.histories if earlier else ())] if recorded is None else recorded.histories
+    if own:
+        say(f"trains on {described(own[0])}")
+        if settings.run.evaluation_episodes:
+            kwargs = settings.env.kwargs | settings.env.evaluation_kwargs
+            if not {"split", "fractions", "dates"} & set(kwargs):
+                say("no split is given: the last 30% of the bars are held out for evaluation")
+            env = make_env(settings.env, settings.trust, is_evaluation=True)
+            show(_of_history(history_of(env.get_wrapper_attr("history")), histories), "will be evaluated")
+            env.close()
+    return histories
+
+
+def show(scope: Mapping[str, Any], what: str = "evaluated") -> None:
+    """Print what was evaluated on; in red if training saw it."""
+    colour = typer.colors.RED if scope["in_sample"] else None
+    typer.secho(printable(f"{what} {scope['text']}", 580), fg=colour, bold=bool(scope["in_sample"]))
+
+
+def described(history: History) -> str:
+    """A history in words."""
+    first, last = history.span
+    symbols = shortlist([printable(name, 30) or "prices" for name in history.symbols])
+    return f"{_SPLITS.get(history.split, history.split)} of {symbols}, {first} to {last} ({history.bars:,} bars)"
+
+
+def _of_history(history: History, trained: Sequence[History] | None) -> dict[str, Any]:
+    is_seen = None if trained is None else any(history.overlaps(other) for other in trained)
+    where = described(history)
+    if is_seen is None:
+        text = f"on {where}; whether training saw these bars is not recorded"
+    elif is_seen:
+        text = f"{IN_SAMPLE} on {where}: training saw these bars; without env.kwargs.split, the last 30% are held out"
+    else:
+        text = f"out of sample on {where}"
+    return {"text": text, "in_sample": is_seen, "split": history.split, "symbols": history.symbols}
+
+
+def _of_seeds(settings: Config, trained: int | None, seed: int, count: int) -> dict[str, Any]:
+    seeds = f"seed {seed}" if count == 1 else f"seeds {seed} to {seed + count - 1}"
+    is_seen = trained is not None and trained - count < seed < trained + settings.env.n_envs
+    if is_seen:
+        text = f"{IN_SAMPLE} in {settings.env.id} with {seeds}, of which training used some: leave out --seed"
+    else:
+        text = f"in new episodes of {settings.env.id} ({seeds}, not used in training)"
+    return {"text": text, "in_sample": is_seen, "seeds": [seed, seed + count - 1]}

@@ -1,0 +1,78 @@
+"""``sources.json``: the bars that a run was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from driftproof._files import read_json
+from driftproof.runs.layout import SOURCES, own_file
+from driftproof.state import write_atomically
+
+_MOST = 10_000
+_Name = Annotated[str, Field(strict=True, max_length=1_000)]
+_Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+
+
+class History(BaseModel):
+    """Bars of a market's history, as :attr:`driftproof.envs.MarketEnv.history` tells them.
+
+    Attributes:
+        split: Part of the data.
+        symbols: First time, last time and number of bars of each symbol; times are ISO, in UTC.
+    """
+
+    split: _Name
+    symbols: Annotated[dict[_Name, tuple[_Name, _Name, _Count]], Field(max_length=_MOST)]
+
+    @property
+    def bars(self) -> int:
+        """Number of bars of all symbols."""
+        return sum(count for _, _, count in self.symbols.values())
+
+    @property
+    def span(self) -> tuple[str, str]:
+        """Day of the first bar, and of the last."""
+        return min(f for f, _, _ in self.symbols.values())[:10], max(last for _, last, _ in self.symbols.values())[:10]
+
+    def overlaps(self, other: History) -> bool:
+        """Whether both have bars of one symbol at one time."""
+        return any(
+            first <= other.symbols[symbol][1] and other.symbols[symbol][0] <= last
+            for symbol, (first, last, _) in self.symbols.items()
+            if symbol in other.symbols
+        )
+
+
+class Sources(BaseModel):
+    """What a run was trained on.
+
+    Attributes:
+        histories: Bars of markets; those of the run that it started from too.
+    """
+
+    histories: Annotated[list[History], Field(max_length=_MOST)] = []
+
+
+def read_sources(folder: Path) -> Sources | None:
+    """What a run was trained on; ``None`` if it is not recorded, as in runs of earlier versions.
+
+    Raises:
+        RunFolderError: The record is damaged.
+    """
+    path = own_file(folder, SOURCES)
+    return read_json(path, Sources, advice="remove it, or restore it from a copy") if path.exists() else None
+
+
+def write_sources(folder: Path, histories: Sequence[History]) -> None:
+    """Record what a run is trained on."""
+    content = Sources(histories=list(histories)).model_dump_json(indent=1)
+    write_atomically(own_file(folder, SOURCES), [content.encode()], follow_links=False)
+
+
+def history_of(values: Mapping[str, Any]) -> History:
+    """A history from plain values."""
+    return History.model_validate(dict(values))
