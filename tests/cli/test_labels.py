@@ -18,6 +18,7 @@ MARKET = ["--env", "driftproof/Market-v0", "--set", "env.kwargs.features={window
 SHORT = ["--set", "env.kwargs.episode_length=40", "--set", "run.total_timesteps=64"]
 DRIFT = "env.drift=[{kind: reward_scale, schedule: {kind: sudden, every: 20, values: [1, 10, 1, 100]}}]"
 SEARCH = ["--set", "pbt.population_size=2", "--set", "pbt.backend=inline", "--set", "pbt.perturbation_interval=1"]
+RATES = ["--set", "pbt.hyperparams=[{name: learning_rate, min_value: 1e-4, max_value: 1e-2, is_log_scale: true}]"]
 LABEL = re.compile(r"evaluated (IN SAMPLE|out of sample|in phase \d+|in new episodes) .*")
 
 
@@ -63,7 +64,7 @@ def test_every_command_that_prints_a_return_labels_it(runs, capsys):
         ["train", *market, "--name", "again"],
         ["train", *pole, "--name", "pole again"],
         ["train", "--resume", "again", "--set", "run.total_timesteps=128", "--runs-dir", runs],
-        ["tune", *pole, *SEARCH, "--name", "population again"],
+        ["tune", *pole, *SEARCH, *RATES, "--name", "population again", "--confirm", 1],
         ["evaluate", "market", "--runs-dir", runs],
         ["evaluate", "market", "--stochastic", "--set", "env.kwargs.split=train", "--runs-dir", runs],
         ["evaluate", "market", "--attack", "random", "--epsilon", 0.1, "--runs-dir", runs],
@@ -84,6 +85,8 @@ def test_every_command_that_prints_a_return_labels_it(runs, capsys):
         for line in lines:
             for match in re.finditer(r"return [-\d]", line):
                 assert line[: match.start()].endswith("training "), (arguments, line)
+        for i, line in enumerate(lines):
+            assert not line.startswith("difference of returns") or LABEL.fullmatch(lines[i - 4]), arguments
     for name in ("market", "all", "drifting", "pole", "population"):
         call(capsys, "report", name, "--runs-dir", runs)
         page = (runs / name / "report.html").read_text()

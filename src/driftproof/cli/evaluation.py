@@ -92,7 +92,7 @@ def evaluate(
     belongs = found.folder is not None and found.is_run and not changed and phase is None
     in_folder = own_file(found.folder, name) if found.folder is not None and belongs else None
     if target := output or in_folder:
-        _write(target, result)
+        write_json(target, result)
         say(f"written to {target}")
 
 
@@ -142,7 +142,7 @@ def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: boo
             raise Stopped(
                 f"trained and saved in {folder}, not evaluated: driftproof evaluate {folder}; {how}"
             ) from None
-        _write(target, result)
+        write_json(target, result)
         show(result)
     say(f"done: {folder}")
 
@@ -253,10 +253,11 @@ def _attacked(
     return {"scope": scope, **robustness.to_dict()}
 
 
-def _write(target: Path, result: dict[str, Any]) -> None:
+def write_json(target: Path, result: Mapping[str, Any]) -> None:
+    """Write results, with ``null`` for numbers that are not finite."""
     from driftproof.state import write_atomically
 
-    write_atomically(target, [json.dumps(_finite(result), allow_nan=False).encode()])
+    write_atomically(target, [json.dumps(_finite(dict(result)), allow_nan=False).encode()])
 
 
 def _finite(value: Any) -> Any:

@@ -71,31 +71,32 @@ def train(
         settings = data.record(settings)
         try_env(settings)
         histories = scopes.plan(settings, origin=None if origin is None else origin.found.folder)
-        agent = _built(settings)
+        agent = built(settings)
         began = None if origin is None else origin.begin(agent)
         with runs.created(runs_dir, name, settings, "train") as folder:
             write_sources(folder, histories)
             if began is not None:
                 origins.record(folder, agent, began)
-            _run(agent, settings, folder)
+            run(agent, settings, folder)
     else:
         folder = runs.find(resume, runs_dir)
         if is_population(folder):
             raise CommandError(f"{folder} holds a population: driftproof tune --resume {folder}")
         settings = runs.read(folder, overrides, _CHANGEABLE, trust)
         scopes.plan(settings, folder)
-        _run(_built(settings), settings, folder)
+        run(built(settings), settings, folder)
 
 
-def _run(agent: DistributionalPPO, settings: Config, folder: Path) -> None:
-    """Train, then evaluate."""
+def run(agent: DistributionalPPO, settings: Config, folder: Path) -> None:
+    """Train an agent in a run folder, from its last checkpoint if there is one, then evaluate it."""
     with _explained(folder):
         has_learned = _learn(agent, settings, folder)
     evaluation.finish(agent, settings, folder, is_new=has_learned)
     agent.env.close()  # type: ignore[union-attr]
 
 
-def _built(settings: Config) -> DistributionalPPO:
+def built(settings: Config) -> DistributionalPPO:
+    """A new agent."""
     from driftproof.config import build_agent
 
     use_threads(settings)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from driftproof.cli import data, evaluation, runs, scopes
+import typer
+
+from driftproof.cli import data, evaluation, runs, scopes, tuned
 from driftproof.cli.errors import CommandError, Stopped
 from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import (
@@ -43,9 +45,18 @@ def tune(
     name: Name = None,
     runs_dir: RunsDir = Path("runs"),
     resume: Resume = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--confirm", metavar="N", min=1, help="Then train N agents with the best values, and N without a search."
+        ),
+    ] = None,
     trust: Trusted = None,
 ) -> None:
-    """Train a population that searches hyper-parameters. Ctrl-C lets members finish and shows how to resume."""
+    """Train a population that searches hyper-parameters. Ctrl-C lets members finish and shows how to resume.
+
+    The best values are printed, and written to best.yaml in the run folder, ready for driftproof train.
+    """
     check_resume(resume, config, env, name)
     if resume is None:
         settings = data.record(read_config(config, env, overrides, trust))
@@ -59,7 +70,7 @@ def tune(
             except Exception:
                 runs.discard(folder)
                 raise
-            _run(runner, settings, folder)
+            _run(runner, settings, folder, seeds)
     else:
         folder = runs.find(resume, runs_dir)
         if is_single(folder):
@@ -68,16 +79,19 @@ def tune(
         scopes.plan(settings, folder)
         runner = _population(settings, folder)
         runs.keep(folder, settings)
-        _run(runner, settings, folder)
+        _run(runner, settings, folder, seeds)
 
 
-def _run(runner: PBTRunner, settings: Config, folder: Path) -> None:
-    """Train, then evaluate the best agent."""
+def _run(runner: PBTRunner, settings: Config, folder: Path, seeds: int | None) -> None:
+    """Train, then evaluate the best agent, and train others with its hyper-parameters if asked for."""
     is_new = min(runner.updates) < runner.total_updates
     best = _train(runner, settings, folder)
+    tuned.show_best(runner, settings, folder)
     evaluation.finish(best, settings, folder, is_new=is_new)
     if best.env is not None:
         best.env.close()
+    if seeds is not None:
+        tuned.confirm(settings, folder, seeds)
 
 
 def _check(settings: Config) -> None:
