@@ -129,8 +129,8 @@ class TensorEnv(ABC):
         self.episode_returns += reward
         ended = terminated | truncated
         final_observation = self._observe()
-        self.last_returns.copy_(torch.where(ended, self.episode_returns, self.last_returns))
-        self.last_lengths.copy_(torch.where(ended, self.episode_lengths, self.last_lengths))
+        torch.where(ended, self.episode_returns, self.last_returns, out=self.last_returns)
+        torch.where(ended, self.episode_lengths, self.last_lengths, out=self.last_lengths)
         self.episodes += ended
         self.episode_returns.masked_fill_(ended, 0.0)
         self.episode_lengths.masked_fill_(ended, 0)

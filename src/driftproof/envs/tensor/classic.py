@@ -50,7 +50,7 @@ class ClassicEnv(TensorEnv):
     def _restart(self, ended: Tensor) -> None:
         counters = self.episodes[:, None] * len(self._index) + self._index
         start = self._start(uniform(self._keys[:, None], counters) * 2 - 1)
-        self.state.copy_(torch.where(ended[:, None], start, self.state))
+        torch.where(ended[:, None], start, self.state, out=self.state)
 
     def _simulate(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The next state, rewards and terminated."""

@@ -56,8 +56,8 @@ class TradingTensorEnv(TensorEnv):
     def _begin(self, ended: Tensor, first: Tensor, length: Tensor | int) -> None:
         """Begin episodes at these rows, ``[N]``, where ``ended``."""
         self.position.masked_fill_(ended, 0.0)
-        self._row.copy_(torch.where(ended, first, self._row))
-        self._last.copy_(torch.where(ended, first + length, self._last))
+        torch.where(ended, first, self._row, out=self._row)
+        torch.where(ended, first + length, self._last, out=self._last)
 
     def _check_state(self, state_dict: Mapping[str, Tensor]) -> None:
         row, last = state_dict["row"], state_dict["last"]
