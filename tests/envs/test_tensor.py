@@ -238,16 +238,35 @@ def test_a_loaded_state_continues_exactly(env_id, steps):
     other, _ = made(env_id, seed=99)
     state = env.state_dict()
     other.load_state_dict(state)
+    for taken in actions(env_id, 25, seed=2):
+        env.step(taken)
+    for _ in range(2):
+        env.load_state_dict(state)
     for taken in actions(env_id, 70, seed=1):
         assert_equal_steps(env.step(taken), other.step(taken))
     assert_equal_steps(env.state_dict().values(), other.state_dict().values())
     assert torch.equal(env.reset(), other.reset())
 
 
+@pytest.mark.parametrize("env_id", IDS)
+def test_joined_environments_continue_as_each(env_id):
+    one, other = made(env_id, 2, seed=3)[0], made(env_id, 3, seed=50)[0]
+    for taken in actions(env_id, 20):
+        one.step(taken[:2])
+        other.step(taken[2:])
+    whole = tensor.joined([one, other])
+    for taken in actions(env_id, 70, seed=1):
+        apart = zip(one.step(taken[:2]), other.step(taken[2:]), strict=True)
+        assert_equal_steps(whole.step(taken), [torch.cat(parts) for parts in apart])
+    with pytest.raises(ValueError, match="same id, arguments and device"):
+        tensor.joined([one, tensor.make("Pendulum-v1", 2)])
+
+
 @pytest.mark.parametrize("steps", [1, 7, 13, 30, 100])
 def test_preparing_in_any_portions_gives_the_same_markets(steps):
     env, _ = made("driftproof/RegimeMarket-v0", 7)
     other, _ = made("driftproof/RegimeMarket-v0", 7)
+    other._in_portions = True  # As on an accelerator.
     generator = np.random.default_rng(steps)
     for t, taken in enumerate(actions("driftproof/RegimeMarket-v0", 300, 7)):
         if t % steps == 0:
@@ -332,6 +351,12 @@ def test_ids_without_a_tensor_form_are_refused():
         (
             lambda: made("driftproof/Market-v0", 2)[0].load_state_dict(
                 {**made("driftproof/Market-v0", 2)[0].state_dict(), "row": torch.tensor([5, 10**6])}
+            ),
+            "bars that are not here",
+        ),
+        (
+            lambda: made("driftproof/RegimeMarket-v0", 2)[0].load_state_dict(
+                {**made("driftproof/RegimeMarket-v0", 2)[0].state_dict(), "episode_lengths": torch.tensor([5, 30])}
             ),
             "bars that are not here",
         ),

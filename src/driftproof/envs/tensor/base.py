@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -54,6 +55,10 @@ class TensorEnv(ABC):
         *("seeds", "episodes", "episode_returns", "episode_lengths", "last_returns", "last_lengths"),
     )
     """Attributes with the state, tensors ``[N, ...]``."""
+    env_id = ""
+    """Id that the environment was made from."""
+    kwargs: Mapping[str, Any] = MappingProxyType({})
+    """Arguments that the environment was made with."""
 
     def __init__(
         self, num_envs: int, device: torch.device | str, observation_space: spaces.Space[Any], action_space: Any

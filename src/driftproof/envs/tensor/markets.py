@@ -30,7 +30,7 @@ class TradingTensorEnv(TensorEnv):
         rows: Rows of the table of bars.
     """
 
-    _state = (*TensorEnv._state, "position", "_row", "_last")
+    _state = (*TensorEnv._state, "position")
 
     def __init__(self, num_envs: int, device: torch.device | str, world: TradingEnv, rows: int) -> None:
         if world.render_mode is not None:
@@ -59,11 +59,6 @@ class TradingTensorEnv(TensorEnv):
         torch.where(ended, first, self._row, out=self._row)
         torch.where(ended, first + length, self._last, out=self._last)
 
-    def _check_state(self, state_dict: Mapping[str, Tensor]) -> None:
-        row, last = state_dict["row"], state_dict["last"]
-        if not bool(((row >= 0) & (row < last) & (last < len(self._changes))).all()):
-            raise ValueError("the state is of bars that are not here")
-
     def _observe(self) -> Tensor:
         observation = self._features[self._row]
         if self.observe_position:
@@ -79,6 +74,8 @@ class Market(TradingTensorEnv):
         device: Device of all tensors.
         **kwargs: Arguments of :class:`~driftproof.envs.market.MarketEnv`.
     """
+
+    _state = (*TradingTensorEnv._state, "_row", "_last")
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu", **kwargs: Any) -> None:
         world = MarketEnv(**kwargs)
@@ -103,6 +100,11 @@ class Market(TradingTensorEnv):
         first = self._firsts[market] + (where * self._counts[market]).long()
         self._begin(ended, first, self._lengths[market])
 
+    def _check_state(self, state_dict: Mapping[str, Tensor]) -> None:
+        row, last = state_dict["row"], state_dict["last"]
+        if not bool(((row >= 0) & (row < last) & (last < len(self._changes))).all()):
+            raise ValueError("the state is of bars that are not here")
+
 
 class RegimeMarket(TradingTensorEnv):
     """``driftproof/RegimeMarket-v0``: a new market in every episode, simulated on the device.
@@ -125,21 +127,36 @@ class RegimeMarket(TradingTensorEnv):
         self.markets = self._zeros(torch.int64)
         """Number of the market of the running episode, ``[N]``."""
         self._envs = torch.arange(num_envs, device=self.device)
+        self._filled = torch.full((num_envs * 2,), -1, device=self.device)
+        """Number of the market in each slot, of which an environment has two."""
         self._cursor = torch.zeros((), dtype=torch.int64, device=self.device)
         self._portion, self._prepared, self._captured = self.episode_length // 4, 0, False
+        # A CPU can look which environments need their next market; with accelerators that would be a synchronisation.
+        self._in_portions = self.device.type != "cpu"
 
     def _set_seeds(self, seed: int | Tensor) -> None:
         super()._set_seeds(seed)
+        self._filled.fill_(-1)
         self.markets.fill_(-1)
 
     def _restart_all(self) -> None:
         self.markets += 1
-        self._fill_all()
+        self._fill_missing()
         super()._restart_all()
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        keys = self._keys.clone()
         super().load_state_dict(state_dict)
-        self._fill_all()
+        self._filled.view(-1, 2)[self._keys != keys] = -1
+        self._fill_missing()
+        self._restart(torch.ones_like(self.episodes, dtype=torch.bool))
+        self.position.copy_(state_dict["position"])
+        self._row += self.episode_lengths
+
+    def _check_state(self, state_dict: Mapping[str, Tensor]) -> None:
+        bar, market = state_dict["episode_lengths"], state_dict["markets"]
+        if not bool(((bar >= 0) & (bar < self.episode_length) & (market >= 0)).all()):
+            raise ValueError("the state is of bars that are not here")
 
     def prepare(self, steps: int) -> None:
         """Simulate the next markets of as many environments as need theirs by the end of these steps.
@@ -148,6 +165,8 @@ class RegimeMarket(TradingTensorEnv):
         that time, so that each has had it whenever these steps begin. Whether it was needed does not matter: the same
         market is the same again.
         """
+        if not self._in_portions:
+            return
         half = max(1, self.episode_length // 2)
         self._portion = self._prepared = max(1, min(steps, half))
         self._captured = _is_capturing(self.device)
@@ -157,6 +176,11 @@ class RegimeMarket(TradingTensorEnv):
         self._cursor.copy_((self._cursor + count) % self.num_envs)
 
     def step(self, actions: Tensor) -> TensorStep:
+        if not self._in_portions:
+            step = super().step(actions)
+            if len(envs := step.truncated.nonzero().squeeze(1)):
+                self._fill(envs, self.markets[envs] + 1)
+            return step
         is_capturing = _is_capturing(self.device)
         if is_capturing != self._captured:
             # What was prepared outside is no part of a graph that is replayed, and the other way round.
@@ -174,11 +198,12 @@ class RegimeMarket(TradingTensorEnv):
     def _restart(self, ended: Tensor) -> None:
         self._begin(ended, self._slots(self._envs, self.markets) * (self.episode_length + 1), self.episode_length)
 
-    def _fill_all(self) -> None:
-        for envs in torch.split(self._envs, max(1, _AT_ONCE // self.episode_length)):
-            for ahead in range(2):
-                self._fill(envs, self.markets[envs] + ahead)
-        self._prepared = 0
+    def _fill_missing(self) -> None:
+        """Simulate the running and the next markets of all environments, except those that are there."""
+        for numbers in (self.markets, self.markets + 1):
+            missing = (self._filled[self._slots(self._envs, numbers)] != numbers).nonzero().squeeze(1)
+            for envs in torch.split(missing, max(1, _AT_ONCE // self.episode_length)):
+                self._fill(envs, numbers[envs])
 
     def _fill(self, envs: Tensor, numbers: Tensor) -> None:
         """Simulate the markets of these numbers, ``[B]``, of these environments."""
@@ -188,6 +213,7 @@ class RegimeMarket(TradingTensorEnv):
         close = path.close[:, first:]
         shape = (self.num_envs * 2, self.episode_length + 1)
         slots = self._slots(envs, numbers)
+        self._filled[slots] = numbers
         self._features.view(*shape, -1)[slots] = features.float()
         self._changes.view(shape)[slots, :-1] = close[:, 1:] / close[:, :-1] - 1
 
