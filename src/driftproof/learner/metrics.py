@@ -98,6 +98,18 @@ def fetch(metrics: Mapping[str, Tensor], steps: StepMetrics) -> tuple[dict[str, 
     return dict(zip(metrics, numbers, strict=True)), list(zip(flat[:count], flat[count:], strict=True))
 
 
+def to_host(tensor: Tensor) -> Tensor:
+    """The tensor on the host: waits for the device, once and on purpose, which ``set_sync_debug_mode`` accepts."""
+    if not tensor.is_cuda:
+        return tensor.cpu()
+    copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copied.copy_(tensor, non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+    done.synchronize()
+    return copied
+
+
 def critic_metrics(
     heads: Sequence[ValueHead],
     values: Sequence[Tensor],

@@ -40,6 +40,11 @@ class StackedPolicy:
         self.members = len(next(iter(weights.values())))
         self._of: dict[str, dict[str, Tensor]] = {}
         """Weights of a module by their names in it, by the module's name."""
+        self._calls: dict[str, tuple[_Named, dict[str, Tensor]]] = {}
+
+    def part(self, first: int, last: int) -> StackedPolicy:
+        """The policies of members ``first`` to ``last - 1``; their weights are views."""
+        return StackedPolicy(self.like, {name: weight.detach()[first:last] for name, weight in self.weights.items()})
 
     def initial_state(self, batch: int) -> PolicyState:
         """The recurrent state ``[M, layers, B, units]`` at the start of ``batch`` episodes of each member."""
@@ -139,9 +144,10 @@ class StackedPolicy:
 
     def _call(self, name: str, method: str, *arguments: Any) -> Any:
         """Call a method of a module, with the stacked weights in place of its own."""
-        module = _Named(self.like.get_submodule(name))
-        weights = {f"module.{key}": weight for key, weight in self._weights_of(name).items()}
-        return functional_call(module, weights, (method, *arguments))
+        if name not in self._calls:
+            weights = {f"module.{key}": weight for key, weight in self._weights_of(name).items()}
+            self._calls[name] = _Named(self.like.get_submodule(name)), weights
+        return functional_call(*self._calls[name], (method, *arguments))
 
     def _weights_of(self, module: str) -> dict[str, Tensor]:
         if module not in self._of:

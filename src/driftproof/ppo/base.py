@@ -364,15 +364,25 @@ class AgentBase(BaseAlgorithm):
     def train(self) -> None:
         """One update: several epochs over the rollout."""
         assert self._rollout is not None
+        settings = self.begin_update()
+        metrics = self.learner.update(self._rollout, settings)
+        if self.learner.weights_were_replaced and self.policy.is_recurrent:
+            self.reset_lstm_states_to_initial()
+        self.end_update(metrics)
+
+    def begin_update(self) -> UpdateSettings:
+        """Apply schedules and controllers for this point of training; settings of the update."""
         hyperparams, progress, episodes = self.hyperparams, self._current_progress_remaining, self.ep_info_buffer
         hyperparams.advance(progress)
         mean_return = episode_mean(episodes)
         hyperparams.override("ent_coef", float(self.entropy.update(hyperparams["ent_coef"], progress, mean_return)))
         settings = self.update_settings()
         self._n_updates += settings.n_epochs
-        metrics = self.learner.update(self._rollout, settings)
-        if self.learner.weights_were_replaced and self.policy.is_recurrent:
-            self.reset_lstm_states_to_initial()
+        return settings
+
+    def end_update(self, metrics: dict[str, float]) -> None:
+        """Record the metrics of an update."""
+        hyperparams = self.hyperparams
         metrics |= {f"train/{name}": hyperparams.current(name) for name in _LOGGED if name in hyperparams}
         for name, value in metrics.items():
             self.logger.record(name, value)

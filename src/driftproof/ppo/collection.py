@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.connection
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -46,7 +47,7 @@ def collect(
     normalizer = unwrap_vec_normalize(env)
     worker.in_rollout, worker.reset_seed = True, None
     collector = Collector(learner.policy, rollout, worker.recurrent_state, sde_sample_freq, learner.normalizer)
-    _check_observation(normalizer, worker.observation, 0)
+    check_observations(normalizer, worker.observation, 0)
     for step in range(rollout.steps):
         assert worker.observation is not None
         assert worker.starts is not None
@@ -55,7 +56,7 @@ def collect(
         actions = collector.act(worker.observation, worker.starts)
         new_obs, rewards, dones, infos = _step_env(env, actions, step)
         check_rewards(rewards, step)
-        _check_observation(normalizer, new_obs, step)
+        check_observations(normalizer, new_obs, step)
         # A step in which a vector environment only resets is not a transition; it counts as an episode of its own.
         resets = np.fromiter((info.get("autoreset", False) for info in infos), bool, len(infos))
         ends_here = dones | resets
@@ -82,8 +83,8 @@ def collect(
             return False
 
         count_episodes(infos, dones)
-        truncated = _truncated(infos, dones)
-        collector.record(rewards, ends_here, truncated, _last_observations(infos, truncated), ~resets)
+        truncated = truncations(infos, dones)
+        collector.record(rewards, ends_here, truncated, last_observations(infos, truncated), ~resets)
 
     assert worker.observation is not None
     assert worker.starts is not None
@@ -98,7 +99,8 @@ def _values(learner: Learner, memory: Tensor) -> Tensor:
     return learner.values(learner.policy.predict_returns(memory)).unsqueeze(-1)
 
 
-def _check_observation(normalizer: VecNormalize | None, observation: Any, step: int) -> None:
+def check_observations(normalizer: VecNormalize | None, observation: Any, step: int) -> None:
+    """Refuse observations that are not finite, also those before normalisation."""
     if normalizer is not None:
         # One NaN spoils the running statistics, and with them the observations of all environments.
         check_observation(normalizer.old_obs, step)
@@ -106,10 +108,17 @@ def _check_observation(normalizer: VecNormalize | None, observation: Any, step: 
 
 
 def _step_env(env: VecEnv, actions: npt.NDArray[Any], step: int) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
-    try:
+    with explained(env, step):
         observation, rewards, dones, infos = env.step(actions)
-        # Some vector environments return empty infos.
-        return observation, rewards, dones, infos or [{} for _ in range(env.num_envs)]
+    # Some vector environments return empty infos.
+    return observation, rewards, dones, infos or [{} for _ in range(env.num_envs)]
+
+
+@contextlib.contextmanager
+def explained(env: VecEnv, step: int) -> Iterator[None]:
+    """Note on an exception of a vector environment which of its environments raised it, and when."""
+    try:
+        yield
     except Exception as error:
         # Raise the same exception, so that handlers for its type still catch it.
         index = _dead_env(env) if isinstance(env.unwrapped, SubprocVecEnv) else _raising_env(error)
@@ -144,14 +153,15 @@ def _dead_env(env: VecEnv) -> int | None:
     return sentinels.index(dead[0]) if dead else None
 
 
-def _truncated(infos: list[dict[str, Any]], dones: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def truncations(infos: list[dict[str, Any]], dones: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Where a time limit truncated an episode ``[N]``."""
     truncated = np.zeros(len(dones), dtype=bool)
     for i in dones.nonzero()[0]:
         truncated[i] = infos[i].get("TimeLimit.truncated", False) and infos[i].get("terminal_observation") is not None
     return truncated
 
 
-def _last_observations(infos: list[dict[str, Any]], truncated: npt.NDArray[np.bool_]) -> HostObservation | None:
+def last_observations(infos: list[dict[str, Any]], truncated: npt.NDArray[np.bool_]) -> HostObservation | None:
     """Last observations of truncated episodes, stacked; ``None`` if there are none."""
     finals = [infos[i]["terminal_observation"] for i in np.flatnonzero(truncated)]
     if not finals:

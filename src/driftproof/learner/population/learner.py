@@ -21,6 +21,7 @@ from driftproof.learner.metrics import (
     memory_metrics,
     quantile_metrics,
     step_metrics,
+    to_host,
 )
 from driftproof.learner.population.random import MemberGenerators
 from driftproof.learner.population.rollout import PopulationRollout
@@ -76,9 +77,13 @@ class PopulationLearner:
         is_new = [train and not seen for train, seen in zip(active, state.has_statistics, strict=True)]
         self._initialise_scales(rollout, estimates.returns, is_new)
         std, targets = scale.snapshot.std, scale.normalize(estimates.returns)
-        steps, epochs = self._optimize(rollout, estimates.advantages, targets, settings, numbers, trains, orders)
-        per_epoch = self._batches(rollout, settings[0]).per_epoch
-        counts = [per_epoch * count for count in epochs]
+        epochs = [int(each.n_epochs) for each in settings]
+        if orders is None:
+            # Members that do not train draw nothing.
+            drawn = [count if train else 0 for count, train in zip(epochs, active, strict=True)]
+            orders = self.generators.orders(drawn, self._batches(rollout, settings[0]).sequences)
+        steps = self._optimize(rollout, estimates.advantages, targets, settings, numbers, trains, orders)
+        counts = [self._batches(rollout, settings[0]).per_epoch * count for count in epochs]
         means = self._step_means(steps, counts)
         if state.initial_weights is not None:
             metrics |= self._decay(means["train/optimizer_steps"])
@@ -147,16 +152,14 @@ class PopulationLearner:
         settings: Sequence[UpdateSettings],
         numbers: Mapping[str, Any],
         trains: Tensor,
-        orders: Tensor | None,
-    ) -> tuple[StepMetrics, list[int]]:
-        """Run all epochs of minibatches; metrics of every step ``[M, steps, names]``, and each member's epochs."""
+        orders: Tensor,
+    ) -> StepMetrics:
+        """Run all epochs of minibatches; metrics of every step ``[M, steps, names]``."""
         state, step = self.state, self.step
         if settings[0].normalize_advantage:
             advantages = normalize_advantages(advantages, rollout.valid)
-        batches, epochs = self._batches(rollout, settings[0]), [int(each.n_epochs) for each in settings]
-        if orders is None:
-            orders = self.generators.orders(epochs, batches.sequences)
-        limits = self._flags(epochs)
+        batches = self._batches(rollout, settings[0])
+        limits = self._flags([int(each.n_epochs) for each in settings])
         for singles, own in ((state.kl_stop, "kl_stop"), (state.kl_penalty, "kl_penalty")):
             if singles is not None:
                 assign(singles.target, self.state.numbers([getattr(each, own).target for each in state.learners]))
@@ -187,7 +190,7 @@ class PopulationLearner:
             if self.generators.is_single and not steps[-1]["go_on"].any():
                 break  # Stopped early: further steps would do nothing.
         together = StepMetrics.stack(steps)
-        return StepMetrics(together.names, together.values.transpose(0, 1)), epochs
+        return StepMetrics(together.names, together.values.transpose(0, 1))
 
     def _step_means(self, steps: StepMetrics, counts: list[int]) -> dict[str, Tensor]:
         """Means over the optimizer steps that each member has taken."""
@@ -246,15 +249,20 @@ class PopulationLearner:
         """All numbers from the device, at once; notes members that have diverged."""
         columns = torch.stack([number.float() for number in metrics.values()], 1)
         flags = torch.cat((steps["finite"], steps["go_on"]), 1).float()
-        rows = torch.cat((columns, flags, finite.float().unsqueeze(1)), 1).tolist()
+        rows = to_host(torch.cat((columns, flags, finite.float().unsqueeze(1)), 1)).tolist()
         length = steps.values.shape[1]
         results = []
         for member, row in enumerate(rows):
             flat = row[len(metrics) :]
             pairs = list(zip(flat[:length], flat[length : 2 * length], strict=True))[: counts[member]]
+            numbers: Metrics = dict(zip(metrics, row[: len(metrics)], strict=True))
+            learner = self.state.learners[member]
             if active[member]:
                 self.diverged[member] = self._has_skipped(member, pairs, limit) or not flat[-1]
-            results.append(dict(zip(metrics, row[: len(metrics)], strict=True)))
+                learner.entropy.explained_variance = numbers["train/explained_variance"]
+            if learner.normalizer is not None:
+                numbers |= learner.normalizer.metrics()
+            results.append(numbers)
         return results
 
     def _has_skipped(self, member: int, flags: list[tuple[float, float]], limit: int) -> bool:

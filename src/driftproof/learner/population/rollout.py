@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,6 +62,15 @@ class PopulationRollout:
         """What advantages are estimated from."""
         flags = (self.rewards, self.dones, self.truncated, self.valid)
         return Experience(*flags, self.predictions, self.bootstraps, self.last_predictions)
+
+    def part(self, first: int, last: int) -> PopulationRollout:
+        """The rollouts of members ``first`` to ``last - 1``, as views."""
+        view = copy.copy(self)
+        view.members = last - first
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor | dict | tuple):
+                setattr(view, name, _sliced(value, slice(first, last)))
+        return view
 
     def store_state(self, step: int, state: PolicyState) -> None:
         """Store the recurrent state before a step, if a chunk starts there."""
@@ -126,6 +136,15 @@ class PopulationRollout:
             for index in order.split(chunks_per_batch, 1):
                 # [M, chunks, K or layers, ...] to [M, K or layers, B, ...].
                 yield everything.map(lambda part, index=index: part[rows, index].transpose(1, 2))  # type: ignore[misc]
+
+
+def _sliced(value: Any, members: slice) -> Any:
+    if isinstance(value, Tensor):
+        return value[members]
+    if isinstance(value, dict):
+        return {key: _sliced(part, members) for key, part in value.items()}
+    parts = tuple(_sliced(part, members) for part in value)
+    return type(value)(*parts) if isinstance(value, PolicyState) else parts
 
 
 def _fill(target: Any, source: Any, member: int) -> None:

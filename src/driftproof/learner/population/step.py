@@ -47,7 +47,6 @@ class PopulationStep:
         owners = [[float(name.startswith(start)) for start in critics] + [1.0] for name in state.trained]
         self._owners = torch.tensor(owners).to(state.device)
         """Which weights belong to which critic, and to the whole: 0 or 1 ``[weights, critics + 1]``."""
-        self._places = {name: i for i, name in enumerate(state.trained)}
 
     def begin_update(self) -> None:
         """Read the members' present settings."""
@@ -77,6 +76,11 @@ class PopulationStep:
         go_on = state.kl_stop.observe(metrics["approx_kl"])
         return StepMetrics.of(metrics | {"loss": losses} | self._take(found, losses.detach(), go_on, c, proceed))
 
+    def _owners_of(self, present: list[int]) -> Tensor:
+        if len(present) == len(self._owners):
+            return self._owners
+        return torch.stack([self._owners[i] for i in present])
+
     @torch.no_grad()
     def _take(
         self, found: Sequence[Tensor | None], losses: Tensor, go_on: Tensor, c: Coefficients, proceed: Tensor
@@ -85,7 +89,7 @@ class PopulationStep:
         present = [i for i, grad in enumerate(found) if grad is not None]
         grads = [grad.contiguous() for grad in found if grad is not None]
         squares = torch.stack([grad.flatten(1).square().sum(1) for grad in grads], 1).float()
-        norms = (squares @ self._owners[present]).sqrt()
+        norms = (squares @ self._owners_of(present)).sqrt()
         norm = norms[:, -1]
         finite = torch.isfinite(losses) & torch.isfinite(norm)
         taken = proceed & finite & (go_on > 0)

@@ -1,0 +1,194 @@
+"""A vectorised population: members train as they do alone, and are agents like any other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import SubprocVecEnv
+
+from driftproof.envs import tensor
+from driftproof.pbt import Trainee
+from driftproof.pbt.vectorized import VectorizedPopulation
+from driftproof.ppo import DistributionalPPO, TensorVecEnv
+from driftproof.state import compare
+from tests.pbt.populations import make_agent
+from tests.ppo.scripted import small_networks
+
+SETTINGS = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "device": "cpu"}
+
+
+def agent(member, env=lambda: make_vec_env("CartPole-v1", 2), **changes):
+    networks = {"policy_kwargs": small_networks("MlpLstmPolicy")}
+    rates = {"learning_rate": 10.0 ** -(2 + member), "gamma": 1 - 0.1**member / 10}
+    return DistributionalPPO("MlpLstmPolicy", env(), **{**SETTINGS, **networks, **rates, "seed": member, **changes})
+
+
+def short_episodes():
+    """Episodes that a time limit truncates."""
+    return make_vec_env("Pendulum-v1", 2, env_kwargs={"max_episode_steps": 7})
+
+
+def cart_poles(envs):
+    return tensor.make("CartPole-v1", envs, max_episode_steps=9)
+
+
+def train(population, updates, total=6, members=range(3)):
+    failures = population.train(dict.fromkeys(members, updates), total, dict.fromkeys(members))
+    assert not failures
+
+
+def differences(population, member, alone, tolerance=1e-4):
+    """What differs between a member and an agent, but for rounding, the clock, and a metric of the gradients."""
+    population.write([member])
+    found, expected = population.states(member), alone.state_tree()
+    for tree in (found, expected):
+        tree["rollout"] = {**tree["rollout"], "episodes": {**tree["rollout"]["episodes"], "t": 0}}
+        tree["optimizer"] = {**tree["optimizer"], "param_groups": 0}
+        tree["vgs"] = {**tree["vgs"], "largest": 0}
+    return [each for each in compare(found, expected) if each.kind != "value" or (each.max_abs or 1) > tolerance]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        make_agent,
+        lambda member: agent(member, short_episodes),
+        lambda member: agent(member, observation_normalizer=True, ent_coef_final=0.0, ent_coef=0.01),
+    ],
+    ids=["VecNormalize", "truncated", "observation_normalizer"],
+)
+def test_members_train_as_they_do_alone(make):
+    population = VectorizedPopulation(make, 3)
+    train(population, 2)
+    train(population, 2)
+    for member in range(3):
+        alone = make(member)
+        Trainee(alone, 6).train(4)
+        assert not differences(population, member, alone)
+    population.close()
+
+
+@pytest.mark.slow
+def test_environments_in_processes():
+    def make(member):
+        return agent(member, lambda: make_vec_env("CartPole-v1", 2, vec_env_cls=SubprocVecEnv))
+
+    population = VectorizedPopulation(make, 2)
+    train(population, 1, members=range(2))
+    alone = agent(1, lambda: make_vec_env("CartPole-v1", 2))
+    Trainee(alone, 6).train(1)
+    torch.testing.assert_close(dict(population.member(1).policy.state_dict()), dict(alone.policy.state_dict()))
+    population.close()
+
+
+def test_environments_on_the_device():
+    def make(member):
+        return agent(member, lambda: TensorVecEnv(cart_poles(2)))
+
+    population = VectorizedPopulation(make, 3, cart_poles)
+    train(population, 2)
+    train(population, 2)
+    for member in range(3):
+        alone = make(member)
+        Trainee(alone, 6).train(4)
+        assert not differences(population, member, alone)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_those_that_do_not_train_stay_as_they_are(on_device):
+    def make(member):
+        return agent(member, (lambda: TensorVecEnv(cart_poles(2))) if on_device else short_episodes)
+
+    one, other = (VectorizedPopulation(make, 3, cart_poles if on_device else None) for _ in range(2))
+    train(one, 3)
+    train(other, 1)
+    train(other, 1, members=[2])
+    train(other, 2, members=[0])
+    train(other, 1, members=[2, 1])
+    train(other, 1, members=[1])
+    for member in range(3):
+        one.write([member])
+        other.write([member])
+        trees = [{**each.states(member), "rollout": 0} for each in (one, other)]
+        assert not compare(*trees)
+
+
+class TestExploit:
+    def trained(self):
+        population = VectorizedPopulation(make_agent, 3)
+        train(population, 1)
+        return population
+
+    def test_what_was_learned_is_copied_and_the_rest_stays(self):
+        population = self.trained()
+        population.write(range(3))
+        before = [population.agents[i].state_tree() for i in range(3)]
+        population.exploit([0, 2], [2, 1])
+        for target, source in ((0, 2), (2, 1), (1, 1)):
+            population.write([target])
+            tree = population.agents[target].state_tree()
+            assert not compare(
+                {n: tree[n] for n in tree if n not in ("rollout", "random", "counters")},
+                {n: before[source][n] for n in tree if n not in ("rollout", "random", "counters")},
+            )
+            assert tree["counters"] == before[target]["counters"]
+        assert population.agents[0].worker.starts.all()
+
+    def test_it_equals_an_exploit_of_single_agents(self):
+        population = self.trained()
+        population.exploit([0], [2])
+        train(population, 1)
+        donor = make_agent(2)
+        Trainee(donor, 6).train(1)
+        alone = make_agent(0)
+        trainee = Trainee(alone, 6)
+        trainee.train(1)
+        trainee.inherit(donor.get_parameters(), "v2_full_parameters", {})
+        trainee.train(1)
+        torch.testing.assert_close(dict(population.member(0).policy.state_dict()), dict(alone.policy.state_dict()))
+
+    def test_a_member_goes_out_and_comes_back(self, tmp_path):
+        population = self.trained()
+        whole = self.trained()
+        train(whole, 1)
+        population.member(1).save(tmp_path / "member.zip")
+        loaded = DistributionalPPO.load(tmp_path / "member.zip", env=make_agent(1).env)
+        population.exploit([1], [0])
+        population.put(1, loaded)
+        train(population, 1)
+        weights = [dict(each.member(1).policy.state_dict()) for each in (population, whole)]
+        torch.testing.assert_close(*weights)
+
+
+def test_a_member_that_diverges_is_frozen_until_it_is_replaced():
+    def make(member):
+        return agent(member, skip_limit=2)
+
+    population, whole = VectorizedPopulation(make, 3), VectorizedPopulation(make, 3)
+    for each in (population, whole):
+        train(each, 1)
+        each.write(range(3))
+    with torch.no_grad():
+        population.state.weights["critics.0.head.linear.bias"][1].fill_(torch.nan)
+    good = population.agents[1].policy.state_dict()
+    train(population, 1)
+    train(whole, 1)
+    assert population.frozen == {1}
+    assert all(torch.equal(population.state.weights[name][1], tensor) for name, tensor in good.items())
+    for member in (0, 2):
+        for name, weight in whole.state.weights.items():
+            assert torch.equal(population.state.weights[name][member], weight[member])
+    population.exploit([1], [0])
+    assert not population.frozen
+    train(population, 1)
+    assert not population.frozen
+
+
+def test_agents_that_cannot_train_as_one_are_refused():
+    with pytest.raises(ValueError, match="same n_steps"):
+        VectorizedPopulation(lambda member: agent(member, n_steps=16 * (member + 1)), 2)
+    with pytest.raises(ValueError, match="same shapes"):
+        VectorizedPopulation(lambda member: agent(member, policy_kwargs={"lstm_hidden_size": 4 + member}), 2)
+    with pytest.raises(ValueError, match="drift_alarm"):
+        VectorizedPopulation(lambda member: agent(member, drift_alarm=True), 2)

@@ -1,0 +1,64 @@
+"""A vectorised population on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from driftproof.envs import tensor
+from driftproof.learner.population import MemberGenerators, PopulationLearner, PopulationRollout, PopulationState
+from driftproof.pbt.vectorized import VectorizedPopulation
+from driftproof.ppo import DistributionalPPO, TensorVecEnv
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+
+ENVS = 8
+
+
+def worlds(envs, device="cuda"):
+    return tensor.make("CartPole-v1", envs, device)
+
+
+def make(member, device="cuda", **changes):
+    settings = {"n_steps": 32, "batch_size": 64, "n_epochs": 2, "seed": member, "learning_rate": 1e-3 / (member + 1)}
+    return DistributionalPPO("MlpLstmPolicy", TensorVecEnv(worlds(ENVS, device)), device=device, **settings, **changes)
+
+
+def test_rollout_and_update_do_not_wait_for_the_device():
+    population = VectorizedPopulation(make, 3, worlds)
+    population.learn(2)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        failures = population.train(dict.fromkeys(range(3), 2), 4, dict.fromkeys(range(3)))
+        population.state.copy([0], [1])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not failures, failures
+    assert not population.frozen
+
+
+def test_an_update_equals_that_of_single_agents():
+    """Without noise of the optimizer, and with minibatches in the same order."""
+    singles = [make(member, optimizer_kwargs={"sigma": 0.0}) for member in range(3)]
+    shells = [make(member, optimizer_kwargs={"sigma": 0.0}) for member in range(3)]
+    state = PopulationState([shell.learner for shell in shells])
+    first = singles[0]
+    rollout = PopulationRollout(state.policy, first.n_steps, first.n_envs, first.batches.sequence_length)
+    learner = PopulationLearner(state, MemberGenerators([torch.get_rng_state()] * 3, torch.device("cuda")))
+    orders = torch.stack([torch.stack([torch.randperm(first.batches.sequences) for _ in range(3)]) for _ in range(2)])
+    for member, single in enumerate(singles):
+        state.learners[member].policy.load_state_dict(single.policy.state_dict())
+        state.read(member)
+        _, callback = single._setup_learn(1000, None)
+        single.collect_rollouts(single.env, callback)
+        rollout.fill(member, single._rollout)
+    settings = [single.begin_update() for single in singles]
+    for member, single in enumerate(singles):
+        given = iter(orders[:, member].clone())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "randperm", lambda count, given=given: next(given))
+            single.learner.update(single._rollout, settings[member])
+    learner.update(rollout, settings, orders=orders)
+    for member, single in enumerate(singles):
+        for name, weight in single.policy.state_dict().items():
+            torch.testing.assert_close(state.weights[name][member].detach(), weight, rtol=0, atol=1e-4)
