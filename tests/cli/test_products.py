@@ -129,19 +129,31 @@ def test_agents_are_evaluated_under_attack(runs, capsys):
     assert line == "--attack 'foo' must be one of random, mad, critic, learned, or all"
 
 
-def test_prices_are_read_as_the_run_read_them(capsys, tmp_path):
-    path = tmp_path / "prices.csv"
-    bars = regime_bars(400, seed=1)
-    days = np.arange("2020-01-01", "2021-02-04", dtype="M8[D]")
+def daily_file(path, days, bars):
+    """Prices with dates as 31/12/2020, without volume."""
     rows = [f"{str(day)[8:]}/{str(day)[5:7]}/{str(day)[:4]}," for day in days]
     numbers = zip(*bars.prices[:4], strict=True)
     lines = [row + ",".join(map(repr, map(float, each))) for row, each in zip(rows, numbers, strict=True)]
     path.write_text("\n".join(["When,O,H,L,C", *lines]))
+    return lines
+
+
+@pytest.fixture
+def daily(capsys, tmp_path):
+    """A run in a market of a file, and the lines of the file."""
+    path = tmp_path / "prices.csv"
+    days = np.arange("2020-01-01", "2021-02-04", dtype="M8[D]")
+    lines = daily_file(path, days, regime_bars(400, seed=1))
     features = ["--set", "env.kwargs.features={window: 16, horizons: [1, 4], volume: false}"]
     market = ["--env", "driftproof/Market-v0", "--set", f"env.kwargs.data={path}", *features]
     load = ["--set", "env.kwargs.load={columns: {timestamp: When}}", "--set", "env.kwargs.episode_length=16"]
     code, _, errors = call(capsys, "train", *market, *load, *SMALL, *LIMIT, "--runs-dir", tmp_path, "--name", "daily")
     assert code == 0, errors
+    return path, lines
+
+
+def test_prices_are_read_as_the_run_read_them(daily, capsys, tmp_path):
+    path, lines = daily
     # The beginning of the file alone would not tell days from months.
     path.write_text("\n".join(["When,O,H,L,C", *lines[:12], *lines[31:43]]))
     code, _, errors = call(capsys, "infer", "daily", path, "--max-gap", "40", "--runs-dir", tmp_path)
@@ -151,9 +163,47 @@ def test_prices_are_read_as_the_run_read_them(capsys, tmp_path):
     assert len(said) == 24
     hours = tmp_path / "hours.csv"
     write_csv(hours, regime_bars(60, seed=1))
-    assert "are 1h apart, but 1d is expected" in error(capsys, "infer", "daily", hours, "--runs-dir", tmp_path)
-    code, _, errors = call(capsys, "infer", "daily", hours, "--any-frequency", "--runs-dir", tmp_path)
+    for command in ("infer", "backtest"):
+        assert "are 1h apart, but 1d is expected" in error(capsys, command, "daily", hours, "--runs-dir", tmp_path)
+        code, _, errors = call(capsys, command, "daily", hours, "--any-frequency", "--runs-dir", tmp_path)
+        assert code == 0, errors
+
+
+def test_backtests_tell_what_was_trained_on_and_what_was_not(daily, runs, capsys, tmp_path):
+    out = tmp_path / "out"
+    code, output, errors = call(capsys, "backtest", "daily", daily[0], "--runs-dir", tmp_path, "--out", out)
     assert code == 0, errors
+    assert "trained on training split of prices, 2020-01-17 to 2020-10-06" in output
+    assert "IN SAMPLE, 2020-01-17 to 2020-10-06" in output
+    assert "out of sample, after training, 2020-10-06 to 2021-02-03" in output
+    saved = json.loads((tmp_path / "daily" / "backtest.json").read_text())
+    assert [part["sample"] for part in saved["parts"]] == ["in sample", "out of sample"]
+    assert saved == json.loads((out / "backtest.json").read_text())
+    assert sum(float(row["log_return"]) for row in rows_in(out / "equity.csv")) == pytest.approx(
+        sum(part["performances"]["agent"]["log_return"] for part in saved["parts"])
+    )
+    assert rows_in(out / "trades.csv")
+    # The run's data may be gone: what was trained on is recorded.
+    elsewhere = daily[0].rename(tmp_path / "moved.csv")
+    code, output, errors = call(capsys, "backtest", "daily", elsewhere, "--runs-dir", tmp_path, "--end", "2020-09-01")
+    assert code == 0, errors
+    assert "IN SAMPLE" in output
+    assert "out of sample" not in output
+    # A run that starts from it has seen its prices too.
+    again = ["--set", f"env.kwargs.data={elsewhere}", "--set", "env.kwargs.split=validation"]
+    code, _, errors = call(capsys, "train", "--from", "daily", *again, "--runs-dir", tmp_path, "--name", "later")
+    assert code == 0, errors
+    code, output, errors = call(capsys, "backtest", "later", elsewhere, "--runs-dir", tmp_path)
+    assert output.count("IN SAMPLE, ") == 2
+    code, output, errors = call(capsys, "backtest", "market", runs / "prices.csv", "--runs-dir", runs)
+    assert code == 0, errors
+    assert "trained on simulated prices" in output
+    assert "agent in" in output
+    # A checkpoint outside of its run does not tell what it was trained on.
+    alone = next(iter((runs / "market" / "checkpoints").glob("*.zip"))).read_bytes()
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "agent.zip").write_bytes(alone)
+    assert "the agent observes" in error(capsys, "backtest", tmp_path / "alone" / "agent.zip", runs / "prices.csv")
 
 
 def rows_in(path):

@@ -14,7 +14,18 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from driftproof import __version__
-from driftproof.cli import configuration, data, evaluation, files, markets, pages, terminal, training, tuning
+from driftproof.cli import (
+    backtesting,
+    configuration,
+    data,
+    evaluation,
+    files,
+    markets,
+    pages,
+    terminal,
+    training,
+    tuning,
+)
 from driftproof.cli.errors import INTERRUPTED, USER_ERROR, Stopped, as_line, as_lines, is_mistake
 from driftproof.cli.interrupts import interrupts
 
@@ -60,6 +71,7 @@ for _command in (
     evaluation.evaluate,
     pages.report,
     markets.infer,
+    backtesting.backtest,
     pages.export,
     configuration.config,
     files.inspect,

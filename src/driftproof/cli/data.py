@@ -11,6 +11,7 @@ import typer
 from driftproof.cli.errors import USER_ERROR, CommandError, say
 
 if TYPE_CHECKING:
+    from driftproof.backtest.engine import Training
     from driftproof.cli.agents import Found
     from driftproof.config import Config
 
@@ -108,6 +109,23 @@ def record(config: Config) -> Config:
         return config  # The environment will report it.
     recorded: Config = config.model_copy(update={"env": config.env.model_copy(update={"kwargs": kwargs})})
     return recorded
+
+
+def training_of(found: Found) -> Training | None:
+    """What an agent was trained on; ``None`` if it is not known."""
+    from driftproof.backtest.engine import Training
+    from driftproof.cli import scopes
+
+    if found.folder is None:
+        return None
+    config = found.config()
+    histories = scopes.trained_on(found.folder, config)
+    if histories:
+        ends = [list(history.symbols.values()) for history in histories]
+        spans = tuple((min(first for first, _, _ in each), max(last for _, last, _ in each)) for each in ends)
+        return Training(spans, "trained on " + " and ".join(map(scopes.described, histories)))
+    is_simulated = config.env.id.rpartition(":")[2] == "driftproof/RegimeMarket-v0"
+    return Training(text="trained on simulated prices") if is_simulated and histories is not None else None
 
 
 def names_of(prices: Path) -> list[str]:

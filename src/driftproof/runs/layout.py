@@ -31,6 +31,7 @@ PHASE_RESULTS = "phases.json"
 SOURCES = "sources.json"
 """Data that the run is trained on."""
 SIGNALS = "signals.csv"
+BACKTEST = "backtest.json"
 REPORT = "report.html"
 WRITTEN_IN_PLACE = (MEMBERS, CHECKPOINTS, TENSORBOARD, METRICS)
 """Files and folders that a run appends to or removes files from, never through a link. All others are replaced."""

@@ -1,7 +1,7 @@
 """Signals of a trained agent for markets: BUY, HOLD or SELL, with a score and expected returns."""
 
-from driftproof.signals.batch import infer
+from driftproof.signals.batch import infer, positions
 from driftproof.signals.rows import Signals, Thresholds
 from driftproof.signals.streaming import RunningFeatures, StreamReader, stream
 
-__all__ = ["RunningFeatures", "Signals", "StreamReader", "Thresholds", "infer", "stream"]
+__all__ = ["RunningFeatures", "Signals", "StreamReader", "Thresholds", "infer", "positions", "stream"]

@@ -66,11 +66,39 @@ def infer(
     thresholds = Thresholds(buy, sell, deadzone)
     agent = loaded(agent)
     view, alpha = MarketView(agent, features), worst_share(agent, cvar_alpha)
-    histories = [_History.of(symbol, bars, view.features) for symbol, bars in markets_of(data, load).items()]
-    histories.sort(key=lambda history: -history.rows)
+    histories = _histories(markets_of(data, load), view)
     with one_thread(), ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         _judge(agent, view, [history for history in histories if history.rows], alpha, pool, on_progress)
     return _rows(histories, thresholds)
+
+
+def positions(
+    agent: DistributionalPPO | str | os.PathLike[str],
+    markets: Mapping[str, Bars],
+    features: FeatureConfig | Mapping[str, Any] | None = None,
+) -> dict[str, Wide]:
+    """The agent's deterministic positions at the close of every bar, by symbol ``[T]``, as in evaluation.
+
+    Args:
+        agent: The agent, or its file.
+        markets: Bars by symbol.
+        features: Features that the agent was trained with; see :func:`infer`.
+
+    Returns:
+        Positions from -1 to 1; NaN for the first bars of a market, which have no features.
+    """
+    agent = loaded(agent)
+    view = MarketView(agent, features)
+    histories = _histories(markets, view)
+    with one_thread():
+        _judge(agent, view, [history for history in histories if history.rows])
+    return {symbol: next(each.position for each in histories if each.symbol == symbol) for symbol in markets}
+
+
+def _histories(markets: Mapping[str, Bars], view: MarketView) -> list[_History]:
+    """Histories of markets, the longest first."""
+    histories = [_History.of(symbol, bars, view.features) for symbol, bars in markets.items()]
+    return sorted(histories, key=lambda history: -history.rows)
 
 
 def loaded(agent: DistributionalPPO | str | os.PathLike[str]) -> DistributionalPPO:
@@ -99,6 +127,7 @@ class _History:
         features: Which features.
         rows: How many bars have features.
         said: Numbers for each bar ``[T, 5]``; NaN where there are no features.
+        position: Deterministic position at each bar ``[T]``; NaN where there are no features.
     """
 
     symbol: str
@@ -106,12 +135,13 @@ class _History:
     features: FeatureConfig
     rows: int
     said: Wide
+    position: Wide
 
     @classmethod
     def of(cls, symbol: str, bars: Bars, features: FeatureConfig) -> _History:
         check_volume(bars, features)
         rows = max(0, len(bars) - features.lookback + 1)
-        return cls(symbol, bars, features, rows, np.full((len(bars), _NUMBERS), np.nan))
+        return cls(symbol, bars, features, rows, np.full((len(bars), _NUMBERS), np.nan), np.full(len(bars), np.nan))
 
     def look(self, start: int, stop: int) -> tuple[Array, Wide]:
         """Features and changes of price, of some of the rows that have features."""
@@ -126,15 +156,17 @@ def _judge(
     agent: DistributionalPPO,
     view: MarketView,
     histories: list[_History],
-    cvar_alpha: float,
-    pool: ThreadPoolExecutor,
-    on_progress: Callable[[int, int], object] | None,
+    cvar_alpha: float = 0.1,
+    pool: ThreadPoolExecutor | None = None,
+    on_progress: Callable[[int, int], object] | None = None,
 ) -> None:
     """Compute the outputs for histories, which are sorted by length, the longest first.
 
-    Markets are processed in a batch, one chunk of bars at a time. Critics run one chunk behind the actor, in the pool.
+    Markets are processed in a batch, one chunk of bars at a time. Critics run one chunk behind the actor, in the pool;
+    without one, they are not asked.
     """
-    actor, critics = make_actor(agent, view, len(histories)), Critics(agent, len(histories), cvar_alpha)
+    actor = make_actor(agent, view, len(histories))
+    critics = None if pool is None else Critics(agent, len(histories), cvar_alpha)
     total, done, start = sum(history.rows for history in histories), 0, 0
     behind: Future[None] | None = None
     while histories:
@@ -147,9 +179,13 @@ def _judge(
             features[:count, i], changes[:count, i] = history.look(start, start + count)
         outputs, basis = actor.act(features, changes)
         _write(histories, start, counts, view.scores(outputs)[..., None], slice(1))
+        taken = view.positions(outputs)
+        for i, (history, count) in enumerate(zip(histories, counts, strict=True)):
+            history.position[len(history.bars) - history.rows + start :][:count] = taken[:count, i]
         if behind is not None:
             behind.result()
-        behind = pool.submit(_expect, critics, basis, histories, start, counts)
+        if pool is not None and critics is not None:
+            behind = pool.submit(_expect, critics, basis, histories, start, counts)
         start, done = start + steps, done + sum(counts)
         histories = [history for history in histories if history.rows > start]
         actor.keep(len(histories))

@@ -99,6 +99,13 @@ class MarketView:
             return float(outputs.index(max(outputs)) - 1)
         return math.tanh(outputs[0]) if self._is_squashed else min(max(outputs[0], -1.0), 1.0)
 
+    def positions(self, outputs: Wide) -> Wide:
+        """The agent's deterministic positions ``[...]``, of the policy's outputs for actions ``[..., n]``."""
+        if self.is_discrete:
+            chosen: Wide = outputs.argmax(-1) - 1.0
+            return chosen
+        return self.scores(outputs)
+
     def scores(self, outputs: Wide) -> Wide:
         """The mean position, or P(BUY) - P(SELL), ``[...]``, of the policy's outputs for actions ``[..., n]``."""
         if not self.is_discrete:

@@ -1,0 +1,225 @@
+"""``driftproof backtest``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from driftproof._text import shortlist, table
+from driftproof.cli import agents, data
+from driftproof.cli.data import AnyFrequency, Column, DayFirst, MaxGap, Raw, Timezone
+from driftproof.cli.errors import CommandError, say
+from driftproof.cli.evaluation import write_json
+from driftproof.cli.options import Agent, Best, Member, RunsDir, Trusted
+from driftproof.runs import BACKTEST, EVENTS, is_population, own_file
+
+if TYPE_CHECKING:
+    from driftproof.backtest import Backtest, Part, Performance
+    from driftproof.config import Config
+
+_COST = 0.0002
+"""Commission and slippage of the market environments, unless a run has others."""
+
+
+def backtest(
+    run: Agent,
+    prices: Annotated[Path, typer.Argument(metavar="DATA", help="Prices: .csv or .parquet.")],
+    start: Annotated[str | None, typer.Option("--start", metavar="DATE", help="First day.")] = None,
+    end: Annotated[str | None, typer.Option("--end", metavar="DATE", help="Day to end before.")] = None,
+    cost: Annotated[
+        float | None, typer.Option("--cost", min=0, help="Share of the value traded. Default: as the run's.")
+    ] = None,
+    financing: Annotated[
+        float, typer.Option("--financing", min=0, help="Cost of short positions per year, as a share.")
+    ] = 0.01,
+    trials: Annotated[
+        int | None,
+        typer.Option("--trials", min=1, help="Agents that this one was selected from. Default: the population's."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for tables of equity and trades, and backtest.json.")
+    ] = None,
+    format: Annotated[Literal["csv", "parquet"], typer.Option("--format", help="Of the tables.")] = "csv",
+    column: Column = None,
+    timezone: Timezone = None,
+    day_first: DayFirst = None,
+    raw: Raw = False,
+    max_gap: MaxGap = None,
+    any_frequency: AnyFrequency = False,
+    member: Member = None,
+    best: Best = False,
+    runs_dir: RunsDir = Path("runs"),
+    trust: Trusted = None,
+) -> None:
+    """What an agent would have earned at these prices after costs, next to baselines.
+
+    Prices that it was trained on are marked IN SAMPLE.
+    """
+    found = agents.find(run, runs_dir, member, best, trust)
+    load = data.load_options(found, data.names_of(prices), column, timezone, day_first, raw, max_gap, any_frequency)
+    try:
+        result = _run(found, prices, load, cost, financing, start, end, trials)
+    except (ValueError, ImportError) as error:
+        raise CommandError(str(error)) from error
+    say(f"{found.checkpoint} on {prices}: {shortlist(result.symbols)}")
+    show(result)
+    content = {"checkpoint": str(found.checkpoint), "data": str(prices), **result.to_dict()}
+    if out is not None:
+        say(f"written to {', '.join(str(path) for path in write(result, content, out, format))}")
+    if found.folder is not None and found.is_run:
+        write_json(own_file(found.folder, BACKTEST), content)
+
+
+def _run(
+    found: agents.Found,
+    prices: Path,
+    load: dict[str, Any],
+    cost: float | None,
+    financing: float,
+    start: str | None,
+    end: str | None,
+    trials: int | None,
+) -> Backtest:
+    from driftproof.backtest import backtest
+    from driftproof.envs.market import markets_of
+    from driftproof.signals import positions
+
+    config = None if found.folder is None else found.config()
+    features = None if config is None else config.env.kwargs.get("features")
+    markets = markets_of(prices, load)
+    count, others = _trials(found)
+    return backtest(
+        markets,
+        positions(found.load(), markets, features),
+        cost=cost_of(config) if cost is None else cost,
+        financing=financing,
+        training=data.training_of(found),
+        start=start,
+        end=end,
+        trials=trials or count,
+        trial_targets=[positions(other.load(), markets, features) for other in others],
+    )
+
+
+def cost_of(config: Config | None) -> float:
+    """Cost of trading in a run's market, as a share of the value traded."""
+    kwargs = {} if config is None else config.env.kwargs
+    return float(kwargs.get("commission", _COST / 2)) + float(kwargs.get("slippage", _COST / 2))
+
+
+def _trials(found: agents.Found) -> tuple[int, list[agents.Found]]:
+    """Number of trials that an agent was selected from, and those whose agents are still there.
+
+    In a population, every set of hyper-parameters that a member began or went on with is a trial.
+    """
+    from dataclasses import replace
+
+    from driftproof.runs.events import read_events
+    from driftproof.runs.folder import RunFolder
+
+    if found.folder is None or not found.is_run or not is_population(found.folder):
+        return 1, []
+    state = RunFolder(found.folder).read_state()
+    folder = RunFolder(found.folder, state.config.checkpoint_dir)
+    files = [state.members[member].file for member in state.ranking]
+    saved = [replace(found, checkpoint=folder.member_path(file)) for file in files if file is not None]
+    changes = [event for event in read_events(found.folder / EVENTS) if event.kind in ("exploit", "explore", "replace")]
+    return len(state.members) + len(changes), saved
+
+
+def show(result: Backtest) -> None:
+    """Print a backtest."""
+    fees = f"costs {result.cost:.4%} of the value traded, short positions {result.financing:.2%} a year"
+    say(f"{result.training.text}\n{fees}")
+    for part in result.parts:
+        own = part.performances["agent"]
+        label = f"{part.label}, {own.first} to {own.last}, {own.bars:,} bars"
+        typer.echo()
+        typer.secho(label, fg=None if part.sample == "out of sample" else "red", bold=True)
+        say(_performances(part))
+    part = result.main
+    own = part.performances["agent"]
+    where = f"{part.label}, {own.first} to {own.last}"
+    mean, low, high = part.excess
+    typer.echo()
+    typer.secho(where, fg=None if part.sample == "out of sample" else "red", bold=True)
+    say(
+        f"log-return beyond buy and hold, per year: {mean:+.2%}, 95% interval {low:+.2%} to {high:+.2%}\n"
+        f"probability that the Sharpe ratio is above 0: {_percent(own.probability)}; above the best of {result.trials} "
+        f"without skill (deflated): {_percent(part.deflated)}"
+    )
+    for title, groups in (("year", part.years), ("regime", part.regimes)):
+        rows = [[title, "bars", "log-return", "buy and hold", "Sharpe", "mean position"]]
+        for name, each in groups.items():
+            returns = (f"{each[key]:+.2%}" for key in ("log_return", "buy_and_hold"))
+            rows.append([name, f"{each['bars']:.0f}", *returns, f"{each['sharpe']:+.2f}", f"{each['exposure']:+.2f}"])
+        say(f"\n{where}, by {title}\n{table(rows, 1)}")
+    rows = [["costs", "log-return", "per year", "Sharpe", "drawdown", "costs paid"]]
+    for name, per in part.costs.items():
+        numbers = [f"{per.log_return:+.2%}", f"{per.annual_return:+.2%}", _ratio(per.sharpe, None)]
+        rows.append([name, *numbers, f"{per.max_drawdown:.1%}", f"{per.costs:.2%}"])
+    say(f"\n{where}, at multiples of the costs\n{table(rows, 1)}")
+
+
+def _performances(part: Part) -> str:
+    """Statistics of all accounts side by side, and of the agent in each market."""
+    rows = [["", *part.performances], *zip(_ROWS, *map(_cells, part.performances.values()), strict=True)]
+    text = table(rows, 1)
+    if part.markets:
+        several = [["agent in", *_ROWS[:6]], *([symbol, *_cells(each)[:6]] for symbol, each in part.markets.items())]
+        text += "\n\n" + table(several[: _MOST_MARKETS + 1], 1)
+    return text
+
+
+_MOST_MARKETS = 20
+"""Markets that are shown one by one; all are in files."""
+_ROWS = (
+    *(
+        "return",
+        "log-return",
+        "return per year",
+        "volatility per year",
+        "Sharpe ratio ± error",
+        "Sortino ratio ± error",
+    ),
+    *("largest drawdown", "longest drawdown", "turnover per year", "costs paid", "financing paid"),
+    *("exposure", "bars long", "bars short", "hit rate"),
+)
+
+
+def _cells(each: Performance) -> list[str]:
+    return [
+        *(f"{value:+.2%}" for value in (each.simple_return, each.log_return, each.annual_return)),
+        f"{each.volatility:.2%}",
+        _ratio(each.sharpe, each.sharpe_error),
+        _ratio(each.sortino, each.sortino_error),
+        f"{each.max_drawdown:.2%}",
+        f"{each.drawdown_days:,.0f} days",
+        f"{each.turnover:.1f}",
+        *(f"{value:.2%}" for value in (each.costs, each.financing)),
+        *(f"{value:.0%}" for value in (each.exposure, each.long, each.short)),
+        _percent(each.hit_rate),
+    ]
+
+
+def _ratio(value: float | None, error: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:+.2f}" + ("" if error is None else f" ± {error:.2f}")
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def write(result: Backtest, content: dict[str, Any], folder: Path, format: str) -> list[Path]:
+    """Write tables of equity and trades, and all numbers, to a folder; returns the paths."""
+    from driftproof.backtest.files import equity_table, trades_table, write_table
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = {"equity": equity_table(result), "trades": trades_table(result)}
+    paths = [write_table(folder / f"{name}.{format}", columns) for name, columns in tables.items()]
+    write_json(folder / BACKTEST, content)
+    return [*paths, folder / BACKTEST]
