@@ -101,6 +101,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/drift_suite.py --quick
 	$(BIN)/python benchmarks/market.py --quick
 	$(BIN)/python benchmarks/pbt.py --quick
+	$(BIN)/python benchmarks/population.py --quick
 	$(BIN)/python benchmarks/robustness.py --quick
 	$(BIN)/python benchmarks/infer.py --quick
 

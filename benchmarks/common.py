@@ -95,11 +95,13 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     return "\n".join(lines) + "\n"
 
 
-def write_result(name: str, command: str, sections: Sequence[str], note: str = "", folder: Path = RESULTS) -> Path:
-    """Write a benchmark's output as Markdown, with the command and the machine on top."""
+def write_result(
+    name: str, command: str, sections: Sequence[str], note: str = "", folder: Path = RESULTS, on: str | None = None
+) -> Path:
+    """Write a benchmark's output as Markdown, with the command and the machine, this one or ``on``, on top."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.md"
-    head = f"# {name}\n\n`{command}`{note}\n\n{machine()}\n"
+    head = f"# {name}\n\n`{command}`{note}\n\n{on or machine()}\n"
     path.write_text("\n".join([head, *sections]))
     console.print(f"written: {path}")
     return path
