@@ -58,6 +58,10 @@ class TensorRollouts:
         self.returns = torch.zeros(*shape, rollout.steps, dtype=torch.float64, device=rollout.device)
         """Returns of episodes that ended at a step ``[M, N, T]``; NaN elsewhere."""
         self.lengths = torch.zeros_like(self.returns)
+        self.captures = rollout.device.type == "cuda"
+        """Whether rollouts are captured in a CUDA graph, which costs the host one launch instead of thousands."""
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._noise: Tensor | None = None
         self._trained: list[int] = []
 
     def read(self, member: int) -> None:
@@ -101,7 +105,7 @@ class TensorRollouts:
             callbacks[member].on_rollout_start()
         before: dict[str, Any] | None = None
         if len(members) < self.rollout.members:
-            before = {"env": self.env.state_dict(), "state": _parts(self.state)}
+            before = {"env": self.env.state_dict(), "state": [part.clone() for part in _parts(self.state)]}
             before |= {"observation": self.observation.clone(), "starts": self.starts.clone()}
         self._collect(action_noise(self.policy, self.rollout, self.generators, members))
         if before is not None:
@@ -115,6 +119,25 @@ class TensorRollouts:
         return {}
 
     def _collect(self, noise: Tensor) -> None:
+        if self._noise is None:
+            # Without a graph, so that everything that is initialised when first used is.
+            self._noise = noise.clone()
+            self._act(self._noise)
+            return
+        self._noise.copy_(noise)
+        if not self.captures:
+            self._act(self._noise)
+            return
+        with torch.cuda.device(self.rollout.device):
+            if self._graph is None:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    self._act(self._noise)
+                self._graph = graph
+            self._graph.replay()
+
+    def _act(self, noise: Tensor) -> None:
+        """All steps of a rollout; whatever outlives it is updated in place."""
         rollout, env = self.rollout, self.env
         members, envs = rollout.members, rollout.envs
         collector = PopulationCollector(self.policy, rollout, self.state, noise)
@@ -133,7 +156,8 @@ class TensorRollouts:
             self.observation.copy_(new.observation.view_as(self.observation))
             self.starts.copy_(ended)
         collector.finish(self.observation, self.starts)
-        self.state = PolicyState(*(tuple(part.clone() for part in parts) for parts in rollout.last_state))
+        for stack, part in zip(_parts(self.state), _parts(rollout.last_state), strict=True):
+            stack.copy_(part)
 
     def _restore(self, members: list[int], before: Mapping[str, Any]) -> None:
         """Undo the steps of members that do not train."""
