@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -261,3 +262,25 @@ def test_episodes_of_the_held_out_part_fit_into_it():
         if ended or cut:
             break
     assert len(rewards) == 90
+
+
+def test_every_logged_metric_is_in_the_guide(runs, capsys):
+    """With everything that logs: recurrence, drift kit, KL penalty, adversarial training, continuous actions."""
+    parts = [
+        *("drift.drift_kit=true", "drift.recycle_dormant=0.1", "drift.init_decay=0.01", "ppo.kl_penalty=true"),
+        *("ppo.target_kl=0.02", "adversarial.enabled=true", "adversarial.warmup_updates=1"),
+        *("policy.name=MlpLstmPolicy", "run.evaluation_episodes=0", "run.total_timesteps=96"),
+    ]
+    options = [word for part in parts for word in ("--set", part)]
+    code, _, errors = call(
+        capsys, "train", "--env", "Pendulum-v1", *SMALL, *options, "--runs-dir", runs, "--name", "full"
+    )
+    assert code == 0, errors
+    rows = [json.loads(line) for path in runs.glob("*/metrics.jsonl") for line in path.read_text().splitlines()]
+    names = {name for row in rows for name in row} - {"step", "member"}
+    text = (Path(__file__).parents[2] / "docs" / "watching_a_run.md").read_text()
+    families = ("lstm/", "adversarial/", "population/diversity/", "population/format/")
+    own = ("drift/reward_scale",)  # of the environment
+    assert len(names) > 60
+    missing = [name for name in names if f"`{name}`" not in text and not name.startswith((*families, *own))]
+    assert not missing

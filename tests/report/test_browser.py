@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from itertools import pairwise
@@ -38,7 +39,11 @@ def browser(pytestconfig):
 def report(tmp_path_factory):
     """Every kind of chart, 32 members, and names that want to be more than names."""
     folder = tmp_path_factory.mktemp("runs")
-    return write_report([write_hostile(folder / "<script>window.hacked=1<", members=32)], folder / "report.html")
+    run = write_hostile(folder / "<script>window.hacked=1<", members=32)
+    result = json.loads((run / "evaluation.json").read_text())
+    scope = {"text": f"IN SAMPLE on {HOSTILE[0]}", "in_sample": True}
+    (run / "evaluation.json").write_text(json.dumps({**result, "scope": scope}))
+    return write_report([run], folder / "report.html")
 
 
 class Visit:
@@ -143,6 +148,28 @@ def test_the_lineage_of_32_members_can_be_read(visit):
     assert min(box["left"] for box in unique.values()) >= 0
 
 
+def test_findings_and_what_is_in_sample_stand_out(visit):
+    found = visit.look(
+        """[...document.querySelectorAll(".findings li")].map((item) => ({
+            severity: item.className,
+            badge: item.querySelector(".badge").textContent,
+            title: item.querySelector("h4").textContent,
+            line: getComputedStyle(item).borderLeftColor,
+            link: item.querySelector("a")?.getAttribute("href"),
+        }))"""
+    )
+    assert found[0]["severity"] == found[0]["badge"] == "alarm"
+    assert "The evaluation is in sample" in found[0]["title"]
+    assert all(visit.look(f"document.querySelector('{each['link']}') !== null") for each in found if each["link"])
+    marked = visit.look(
+        """[...document.querySelectorAll(".in-sample")]
+            .map((e) => [getComputedStyle(e).color, e.getClientRects().length])"""
+    )
+    assert len(marked) >= 2, "the card and the label of the section"
+    assert {colour for colour, _ in marked} == {found[0]["line"]}
+    assert all(count > 0 for _, count in marked)
+
+
 def test_labels_beside_an_axis_do_not_touch(visit):
     columns = visit.look(
         """[...document.querySelectorAll("[data-figure]")].map((chart) => [...chart.querySelectorAll(".ytick text")]
@@ -194,7 +221,7 @@ def assert_contrast(visit):
     """Texts and lines can be told from what they are on."""
     for ink in ("--ink", "--muted"):
         assert contrast(visit, "--page", ink) >= 4.5
-    for ink in ("--ink", "--muted", "--accent"):
+    for ink in ("--ink", "--muted", "--accent", "--alarm", "--warning"):
         assert contrast(visit, "--surface", ink) >= 4.5
     for i in range(8):
         assert contrast(visit, "--surface", f"--run{i}") >= 3

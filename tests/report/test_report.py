@@ -65,7 +65,7 @@ def shown(part):
 def test_a_trained_population(trained, tmp_path):
     page = write_report([trained], tmp_path / "report.html")
     assert sections(page) == [
-        *("Learning", "Population", "Hyper-parameters", "Critics", "Policy", "Optimizer", "Other metrics"),
+        *("Findings", "Learning", "Population", "Hyper-parameters", "Critics", "Policy", "Optimizer", "Other metrics"),
         "Configuration",
     ]
     shown = {title.partition(": member")[0] for title in titles(page)}
@@ -83,7 +83,17 @@ def test_everything_at_once(tmp_path):
     agent = write_outcomes(write_agent(tmp_path / "agent", phases=4))
     page = write_report([agent, write_population(tmp_path / "population")], tmp_path / "report.html")
     assert sections(page) == [
-        *("Learning", "Evaluation", "Robustness", "Drift", "Forgetting", "Population", "Hyper-parameters", "Critics"),
+        *(
+            "Findings",
+            "Learning",
+            "Evaluation",
+            "Robustness",
+            "Drift",
+            "Forgetting",
+            "Population",
+            "Hyper-parameters",
+            "Critics",
+        ),
         *("Policy", "Optimizer", "Other metrics", "Configuration"),
     ]
     assert "<h2>Absent</h2>" not in page.read_text()
@@ -103,7 +113,7 @@ def test_a_run_in_which_no_episode_has_ended(tmp_path, logged):
     with folder.locked():
         folder.log(0, [{"step": 64, **logged}])
     page = write_report([tmp_path / "run"], tmp_path / "report.html")
-    assert sections(page) == []
+    assert sections(page) == ["Findings"]
     assert "no episode has ended" in page.read_text()
 
 
@@ -313,7 +323,7 @@ def test_the_summary_tells_the_main_things(tmp_path):
     ):
         assert fact in text
     population = write_report([write_population(tmp_path / "many")], tmp_path / "many.html").read_text()
-    for fact in ("<dt>Best training return</dt>", "<dt>Members</dt><dd>4", "<dt>Take-overs</dt><dd>", "% helped"):
+    for fact in ("<dt>Best training return</dt>", "<dt>Members</dt><dd>4", "<dt>Take-overs</dt><dd>"):
         assert fact in population
 
 

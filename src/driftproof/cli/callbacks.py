@@ -68,7 +68,11 @@ class LogRun(BaseCallback):
         if model.num_timesteps == self._logged_at or "train/loss" not in logger.name_to_value:
             return
         self._logged_at = self._status.steps = model.num_timesteps
-        row: Row = {"step": model.num_timesteps, "time/steps_per_second": self._status.steps_per_second}
+        row: Row = {
+            "step": model.num_timesteps,
+            "time/steps_per_second": self._status.steps_per_second,
+            "time/time_elapsed": self._status.elapsed,
+        }
         successes = [{"r": float(success)} for success in model.ep_success_buffer or ()]
         means = {
             RETURN: episode_mean(model.ep_info_buffer),

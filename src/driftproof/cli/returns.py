@@ -84,6 +84,7 @@ def summary(episodes: Episodes, times: Mapping[str, Sequence[Any]] | None = None
         "std": float(values.std()),
         "interval": None if interval is None else list(interval),
         "interval_note": note,
+        "length": episodes.steps / len(values),
         "returns": episodes.returns,
     }
 

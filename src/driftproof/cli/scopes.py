@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from driftproof._text import printable, shortlist
-from driftproof.runs.sources import History, history_of, read_sources
+from driftproof.runs.sources import History, Sources, history_of, read_sources
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
@@ -87,8 +87,8 @@ def trained_on(folder: Path | None, settings: Config) -> list[History] | None:
         return None
 
 
-def plan(settings: Config, folder: Path | None = None, origin: Path | None = None) -> list[History]:
-    """Print which bars a run is trained on, and which it will be evaluated on; returns those of training.
+def plan(settings: Config, folder: Path | None = None, origin: Path | None = None) -> Sources:
+    """Print which bars a run is trained on, and which it will be evaluated on; returns what to record about the run.
 
     Args:
         settings: The configuration.
@@ -99,12 +99,14 @@ def plan(settings: Config, folder: Path | None = None, origin: Path | None = Non
         ConfigError: There are no bars to evaluate on.
     """
     from driftproof.cli.errors import say
+    from driftproof.cli.provenance import provenance
     from driftproof.config.names import make_env
 
     own = training_histories(settings)
-    recorded = None if folder is None else read_sources(folder)
-    earlier = None if origin is None else read_sources(origin)
-    histories = [*own, *(earlier.histories if earlier else ())] if recorded is None else recorded.histories
+    sources = None if folder is None else read_sources(folder)
+    if sources is None:
+        earlier = None if origin is None else read_sources(origin)
+        sources = provenance(settings, [*own, *(earlier.histories if earlier else ())])
     if own:
         say(f"trains on {described(own[0])}")
         if settings.run.evaluation_episodes:
@@ -112,9 +114,9 @@ def plan(settings: Config, folder: Path | None = None, origin: Path | None = Non
             if not {"split", "fractions", "dates"} & set(kwargs):
                 say("no split is given: the last 30% of the bars are held out for evaluation")
             env = make_env(settings.env, settings.trust, is_evaluation=True)
-            show(_of_history(history_of(env.get_wrapper_attr("history")), histories), "will be evaluated")
+            show(_of_history(history_of(env.get_wrapper_attr("history")), sources.histories), "will be evaluated")
             env.close()
-    return histories
+    return sources
 
 
 def show(scope: Mapping[str, Any], what: str = "evaluated") -> None:

@@ -70,11 +70,11 @@ def train(
         runs.check_free(runs_dir, name, "train")
         settings = data.record(settings)
         try_env(settings)
-        histories = scopes.plan(settings, origin=None if origin is None else origin.found.folder)
+        sources = scopes.plan(settings, origin=None if origin is None else origin.found.folder)
         agent = built(settings)
         began = None if origin is None else origin.begin(agent)
         with runs.created(runs_dir, name, settings, "train") as folder:
-            write_sources(folder, histories)
+            write_sources(folder, sources)
             if began is not None:
                 origins.record(folder, agent, began)
             run(agent, settings, folder)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from driftproof._text import shortlist, table
 from driftproof.cli import runs, scopes
 from driftproof.cli.errors import CommandError, say
+from driftproof.cli.provenance import provenance
 from driftproof.cli.view import number
 from driftproof.runs import CONFIG, EVALUATION, own_file
-from driftproof.runs.sources import read_sources, write_sources
+from driftproof.runs.sources import write_sources
 
 if TYPE_CHECKING:
     from driftproof.config import Config
@@ -125,8 +126,7 @@ def _trained(config: Config, seed: int, folder: Path, name: str) -> float:
     place = folder / "confirm" / name
     if not (place / CONFIG).is_file():
         runs.create(place.parent, name, config, "train")
-        sources = read_sources(folder)
-        write_sources(place, [] if sources is None else sources.histories)
+        write_sources(place, provenance(config, scopes.training_histories(config)))
     if not (place / EVALUATION).is_file():
         training.run(training.built(config), config, place)
     mean = json.loads((place / EVALUATION).read_text())["mean"]

@@ -62,9 +62,9 @@ def tune(
         settings = data.record(read_config(config, env, overrides, trust))
         runs.check_free(runs_dir, name, "tune")
         _check(settings)
-        histories = scopes.plan(settings)
+        sources = scopes.plan(settings)
         with runs.created(runs_dir, name, settings, "tune") as folder:
-            write_sources(folder, histories)
+            write_sources(folder, sources)
             try:
                 runner = _population(settings, folder)
             except Exception:

@@ -142,8 +142,13 @@ class AgentStatus:
             self._returns = [*self._returns[1 - _HISTORY :], value]
 
     @property
+    def elapsed(self) -> float:
+        """Seconds since training began or was resumed."""
+        return time.monotonic() - self._began
+
+    @property
     def steps_per_second(self) -> float:
-        return (self.steps - self._done_before) / max(time.monotonic() - self._began, 1e-9)
+        return (self.steps - self._done_before) / max(self.elapsed, 1e-9)
 
     def lines(self) -> list[str]:
         if time.monotonic() - self._printed_at < _SECONDS_BETWEEN_LINES and self.steps < self.total:
@@ -153,7 +158,13 @@ class AgentStatus:
         if drift := drift_told(self._row, self._alarm_at):
             told["drift"] = drift
         signs = "".join(f"  {name} {value}" for name, value in told.items())
-        return [f"step {self.steps:,} of {self.total:,}  {self.steps_per_second:,.0f} steps/s{signs}"]
+        pace = f"{self.steps_per_second:,.0f} steps/s  {time_left(self._share, self.elapsed)}".rstrip()
+        return [f"step {self.steps:,} of {self.total:,}  {pace}{signs}"]
+
+    @property
+    def _share(self) -> float:
+        """Share of what this command has to do that is done."""
+        return (self.steps - self._done_before) / max(self.total - self._done_before, 1)
 
     def renderable(self) -> RenderableType:
         from rich.console import Group
@@ -172,7 +183,7 @@ class AgentStatus:
             if name.startswith("drift/") and name not in _NOT_LISTED:
                 table.add_row(f"[dim]{_plain(name)}", number(drift))
         parts: list[RenderableType] = [
-            progress_bar(self.steps, self.total, f"{self.steps_per_second:,.0f} steps/s", self._began),
+            progress_bar(self.steps, self.total, self.steps_per_second, self._share, self.elapsed),
             table,
         ]
         if self.note:
@@ -258,9 +269,10 @@ class PopulationStatus:
         from rich.panel import Panel
 
         done = sum(member["updates"] for member in self._members)
-        rate = (done - (self._updates_before or 0)) * self._steps / max(time.monotonic() - self._began, 1e-9)
+        elapsed, before, total = time.monotonic() - self._began, self._updates_before or 0, self._size * self._total
+        rate = (done - before) * self._steps / max(elapsed, 1e-9)
         parts: list[RenderableType] = [
-            progress_bar(done, self._size * self._total, f"{rate:,.0f} steps/s", self._began),
+            progress_bar(done, total, rate, (done - before) / max(total - before, 1), elapsed),
             self._table(),
         ]
         if self.note:
@@ -345,13 +357,32 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) * scale)] for value in values)
 
 
-def progress_bar(done: int, total: int, rate: str, began: float) -> Table:
-    """A progress bar, followed by numbers."""
+def progress_bar(done: int, total: int, rate: float, share: float, elapsed: float) -> Table:
+    """A progress bar, followed by numbers.
+
+    Args:
+        done: What is done, with what was done before this command.
+        total: What is to be done.
+        rate: Steps per second.
+        share: Share of this command's work that is done.
+        elapsed: Seconds since it began.
+    """
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
-    elapsed = time.monotonic() - began
     grid = Table.grid(padding=(0, 2))
-    numbers = f"{done:,} of {total:,}  {rate}  {int(elapsed // 60)}:{int(elapsed % 60):02d}"
+    pace = f"{rate:,.0f} steps/s" if share > 0 else "starting"
+    numbers = f"{done:,} of {total:,}  {pace}  {clock(elapsed)} elapsed  {time_left(share, elapsed)}".rstrip()
     grid.add_row(ProgressBar(total, min(done, total), width=40), numbers)
     return grid
+
+
+def time_left(share: float, elapsed: float) -> str:
+    """An estimate of the time that is left, in words; empty before anything is done and when all is."""
+    return f"{clock(elapsed / share * (1 - share))} left" if 0 < share < 1 else ""
+
+
+def clock(seconds: float) -> str:
+    """A duration as minutes and seconds, or hours, minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

@@ -63,6 +63,11 @@ def home_of(config: Config) -> str | None:
     return next((folder for folder in folders if folder in sys.path), None)
 
 
+def named_modules(config: Config) -> list[str]:
+    """Modules that the configuration names."""
+    return [module for _, _, module in _named(config)]
+
+
 def _named(config: Config) -> Iterator[tuple[str, str, str]]:
     """Paths of the settings that name a module, the names, and the modules."""
     if ":" in (env := config.env.id):

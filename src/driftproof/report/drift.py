@@ -247,7 +247,7 @@ def _phase_chart(run: Run, own: str, bundles: Sequence[Bundle]) -> Chart:
     }
     means = [each.score.mean for each in run.phases]
     data: list[Trace] = [
-        line(np.arange(len(means), dtype=np.float64), np.array(means), "", own, width=1, dash="dot", showlegend=False)
+        line(np.arange(len(means), dtype=np.float64), np.array(means), "", own, width=1, showlegend=False)
     ]
     for name, (places, shade, symbol) in groups.items():
         scores = [run.phases[i].score for i in places]

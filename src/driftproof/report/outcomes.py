@@ -42,10 +42,15 @@ def evaluation(bundles: Sequence[Bundle]) -> Section | Absent:
     }
     caption = "Large point: mean; bar: its interval; small points: episodes."
     chart = Chart("Return against baselines", caption, data, layout, _ROW * len(rows) + 90, span=2)
+    # One run's label is above.
+    last = ["on"] if len(found) > 1 else []
     table = Table(
         "In numbers",
-        ["who", "return", "interval", "episodes", "on"],
-        [[name, number(s.mean), interval(s), number(s.episodes), word] for name, s, _, word in rows],
+        ["who", "return", "interval", "episodes", *last],
+        [
+            [name, number(s.mean), interval(s), number(s.episodes), *([word] if last else [])]
+            for name, s, _, word in rows
+        ],
         span=1,
     )
     lead = "How well the agent does when it only plays, next to simple ways to play."
@@ -130,10 +135,10 @@ def _attack_chart(run: Run, bundles: Sequence[Bundle]) -> Chart:
     if clean:
         far = max((score.epsilon for score in run.attacks), default=0) or 1.0
         level = np.full(2, clean[0].mean)
-        data.append(line(np.array([0.0, far]), level, "clean", "@ink", width=1, dash="dot"))
+        data.append(line(np.array([0.0, far]), level, "clean", "@ink", width=1, dash="dash"))
     layout = {"xaxis": {"title": {"text": "radius of the attack, ε"}}, "showlegend": True}
     title = titled("Return under attack", run, bundles)
-    return Chart(title, "Line: mean return; band: its interval; dotted: nobody attacks.", data, layout, 340)
+    return Chart(title, "Line: mean return; band: its interval; dashed: nobody attacks.", data, layout, 340)
 
 
 def _attack_table(run: Run, bundles: Sequence[Bundle]) -> Table:

@@ -6,7 +6,8 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -15,6 +16,7 @@ from plotly.offline import get_plotlyjs
 from driftproof import __version__
 from driftproof._text import printable
 from driftproof.report.charts import Absent, Chart, Section, Table, Text
+from driftproof.report.findings import CHECKS, GUIDE, Finding, Verdict
 from driftproof.report.results import IN_SAMPLE
 from driftproof.report.summary import Card
 
@@ -22,11 +24,17 @@ _LONGEST_LINE = 500
 _SPANS = {0: "wide", 1: "", 2: "broad"}
 
 
-def render(cards: Sequence[Card], sections: Sequence[Section | Absent], notes: Sequence[str]) -> str:
+def render(
+    cards: Sequence[Card],
+    verdicts: Sequence[Verdict],
+    sections: Sequence[Section | Absent],
+    notes: Sequence[str],
+) -> str:
     """The whole file.
 
     Args:
         cards: Of runs.
+        verdicts: What checks found in runs.
         sections: In their order; those that are absent become lines at the end.
         notes: Of what could not be read.
     """
@@ -34,6 +42,7 @@ def render(cards: Sequence[Card], sections: Sequence[Section | Absent], notes: S
     absent = [section for section in sections if isinstance(section, Absent)]
     figures: list[Chart] = []
     body = "\n".join(_section(section, figures) for section in present)
+    titles = ["Findings", *(section.title for section in present)]
     names = ", ".join(card.name for card in cards)
     style, script, library = _asset("page.css"), _asset("page.js"), get_plotlyjs()
     # Nothing is fetched, and of scripts only these two run, whatever names of runs and metrics contain.
@@ -58,11 +67,12 @@ def render(cards: Sequence[Card], sections: Sequence[Section | Absent], notes: S
 <div class="cards">
 {"".join(_card(card, is_alone=len(cards) == 1) for card in cards)}
 </div>
-<nav aria-label="Sections">{"".join(f'<a href="#{_slug(s.title)}">{_shown(s.title)}</a>' for s in present)}</nav>
+<nav aria-label="Sections">{"".join(f'<a href="#{_slug(title)}">{_shown(title)}</a>' for title in titles)}</nav>
 <p class="note">Horizontal axes count the environment steps of one agent, unless they say otherwise.</p>
 </header>
 <main>
 <noscript><p class="note">The charts need JavaScript, which is in this file.</p></noscript>
+{_verdicts(verdicts, titles)}
 {body}
 </main>
 <footer>
@@ -85,7 +95,36 @@ def _card(card: Card, is_alone: bool) -> str:
     )
     dot = f'<span class="dot" style="background:var(--{card.colour.removeprefix("@")})"></span>'
     title = "" if is_alone else f"<h2>{dot}{_shown(card.name)}</h2>"
-    return f'<section class="card">{title}<dl>{facts}</dl></section>'
+    lines = "".join(f"<li><b>{_shown(name)}</b> {_shown(text)}</li>" for name, text in card.lines)
+    origin = f'<ul class="origin">{lines}</ul>' if lines else ""
+    return f'<section class="card">{title}<dl>{facts}</dl>{origin}</section>'
+
+
+def _verdicts(verdicts: Sequence[Verdict], titles: Collection[str]) -> str:
+    """The block of findings."""
+    counts = Counter(finding.severity for verdict in verdicts for finding in verdict.findings)
+    told = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in counts.items())
+    lead = f"{len(CHECKS)} checks of what was logged: {told or 'nothing looks wrong'}."
+    body = "".join(_verdict(verdict, titles, is_alone=len(verdicts) == 1) for verdict in verdicts)
+    return f'<section id="findings"><h2>Findings</h2><p class="lead">{lead}</p>{body}</section>'
+
+
+def _verdict(verdict: Verdict, titles: Collection[str], is_alone: bool) -> str:
+    title = "" if is_alone else f"<h3>{_shown(verdict.name)}</h3>"
+    found = "".join(_finding(each, titles) for each in verdict.findings)
+    items = f'<ul class="findings">{found}</ul>' if found else ""
+    names = ", ".join(verdict.passed)
+    return f'{title}{items}<p class="note">In order, or not logged: {_shown(names)}.</p>'
+
+
+def _finding(finding: Finding, titles: Collection[str]) -> str:
+    where = f'<a href="#{_slug(finding.section)}">{_shown(finding.section)}</a> · ' if finding.section in titles else ""
+    return (
+        f'<li class="{finding.severity}"><h4><span class="badge">{finding.severity}</span>{_shown(finding.title)}</h4>'
+        f"<p>{_shown(finding.evidence)}</p>"
+        f'<p class="threshold">Normal: {_shown(finding.threshold)}. {_shown(finding.remedy)}</p>'
+        f'<p class="threshold">{where}<code>{GUIDE}#{finding.anchor}</code></p></li>'
+    )
 
 
 def _section(section: Section, figures: list[Chart]) -> str:

@@ -10,7 +10,6 @@ import numpy as np
 from driftproof.report.bundles import Bundle, titled
 from driftproof.report.charts import (
     LOG,
-    SHARE,
     STEPS,
     Absent,
     Chart,
@@ -24,6 +23,7 @@ from driftproof.report.charts import (
     number,
     spans_decades,
 )
+from driftproof.report.counterfactual import beaten, outcomes
 from driftproof.report.lineage import hyperparam_changes, lineage
 from driftproof.report.runs import Run
 from driftproof.report.series import plain
@@ -45,17 +45,11 @@ def population(bundles: Sequence[Bundle]) -> Section | Absent:
     parts += _course(
         found,
         "Performance",
-        "Line: of the best member; dotted: the mean of all.",
-        "population/best_performance",
+        "Line: the mean of all members; dotted: the best one.",
         "population/mean_performance",
+        "population/best_performance",
     )
-    parts += _course(
-        found,
-        "Take-overs that helped",
-        "Share, so far, after which the member did better than before.",
-        "population/exploit_success_rate",
-        axis=SHARE,
-    )
+    parts += [chart for run, own in found for chart in _takeovers(run, own, bundles)]
     parts += _course(found, "Diversity of performance", "Standard deviation over members.", f"{_DIVERSITY}performance")
     parts += [chart for run, _ in found for chart in _diversity(run, bundles)]
     parts += [table for run, _ in found for table in _failures(run, bundles)]
@@ -133,7 +127,6 @@ def _course(
     caption: str,
     metric: str,
     dotted: str = "",
-    axis: dict[str, Any] | None = None,
 ) -> list[Chart]:
     """One or two metrics of populations, if there are any."""
     data = []
@@ -142,7 +135,38 @@ def _course(
             x, y = run.population.column(name)
             if len(x):
                 data.append(line(x, y, run.name, own, dash=dash, showlegend=len(found) > 1 and dash == "solid"))
-    return [Chart(title, caption, data, {**_UPDATES, "yaxis": axis or {}})] if data else []
+    return [Chart(title, caption, data, _UPDATES)] if data else []
+
+
+def _takeovers(run: Run, own: str, bundles: Sequence[Bundle]) -> list[Chart]:
+    """Returns after take-overs, against what the members' own trends predicted."""
+    if not (found := outcomes(run)):
+        return []
+    predicted, actual = [each.predicted for each in found], [each.actual for each in found]
+    ends = [min(*predicted, *actual), max(*predicted, *actual)]
+    points: Trace = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": plain(predicted),
+        "y": plain(actual),
+        "marker": {"size": 9, "color": f"{own}/0.6"},
+        "text": [f"at step {each.step:,.0f}" for each in found],
+        "hovertemplate": "%{y:.4g} instead of %{x:.4g}<br>%{text}<extra></extra>",
+        "showlegend": False,
+    }
+    equal = line(np.array(ends), np.array(ends), "as predicted", "@muted", width=1, dash="dash", showlegend=False)
+    judged = beaten(run)
+    caption = (
+        f"Return some updates later, against the straight line through the member's own returns before: {sum(judged)} "
+        f"of {len(judged)} did better (above the dashed line). A trend is no proof: weak members also recover by "
+        "themselves."
+    )
+    layout = {
+        "hovermode": "closest",
+        "xaxis": {"title": {"text": "predicted by its own trend"}},
+        "yaxis": {"title": {"text": "return"}},
+    }
+    return [Chart(titled("Take-overs", run, bundles), caption, [equal, points], layout)]
 
 
 def _diversity(run: Run, bundles: Sequence[Bundle]) -> list[Chart]:

@@ -26,10 +26,12 @@ class Label:
     Attributes:
         text: In words.
         in_sample: Whether training saw it; ``None``: unknown.
+        is_history: Whether it is a market's history.
     """
 
     text: str
     in_sample: bool | None
+    is_history: bool = False
 
     @property
     def word(self) -> str:
@@ -50,6 +52,7 @@ class Score:
         episodes: Number of episodes.
         epsilon: Radius of the attack.
         note: How the interval was obtained, or why there is none.
+        length: Mean steps of an episode, if known.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Score:
     episodes: int | None = None
     epsilon: float = 0.0
     note: str = ""
+    length: float | None = None
 
 
 @dataclass(frozen=True)
@@ -100,17 +104,24 @@ class _Result(BaseModel):
     interval: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
     returns: Numbers = []
     interval_note: _Text = ""
+    length: Number | None = None
     episodes: Annotated[int, Field(strict=True, ge=0, le=2**53)] | None = None
 
     def score(self, name: str) -> Score:
         low, high = self.interval or (self.mean, self.mean)
         count = self.episodes or len(self.returns) or None
-        return Score(name, self.mean, low, high, tuple(self.returns), count, note=self.interval_note)
+        return Score(
+            name, self.mean, low, high, tuple(self.returns), count, note=self.interval_note, length=self.length
+        )
 
 
 class _Scope(BaseModel):
     text: _Text
     in_sample: bool | None = None
+    split: _Text | None = None
+
+    def label(self) -> Label:
+        return Label(f"evaluated {self.text}", self.in_sample, self.split is not None)
 
 
 class _Scoped(BaseModel):
@@ -183,7 +194,7 @@ def _read(path: Path, model: type[S], config: Mapping[str, Any], labels: dict[st
         return None
     found = read_json(path, model, advice="remove it, or evaluate again", allow_nan=True)
     scope = found.scope
-    labels[path.name] = _earlier_label(config) if scope is None else Label(f"evaluated {scope.text}", scope.in_sample)
+    labels[path.name] = _earlier_label(config) if scope is None else scope.label()
     return found
 
 
@@ -199,5 +210,7 @@ def _earlier_label(config: Mapping[str, Any]) -> Label:
         return Label(f"evaluated {unknown}", None)
     trained, evaluated = own.get("split", "train"), {**own, **other}.get("split", "train")
     if "data" not in other and (trained == evaluated or "all" in (trained, evaluated)):
-        return Label(f"evaluated {IN_SAMPLE}, on the split that training saw ({evaluated}), {unknown} dates", True)
-    return Label(f"evaluated on split {evaluated}, {unknown} dates", None)
+        return Label(
+            f"evaluated {IN_SAMPLE}, on the split that training saw ({evaluated}), {unknown} dates", True, True
+        )
+    return Label(f"evaluated on split {evaluated}, {unknown} dates", None, True)

@@ -35,6 +35,7 @@ from driftproof.runs.events import Event, read_events
 from driftproof.runs.folder import RunFolder
 from driftproof.runs.metrics import Row, read_metrics
 from driftproof.runs.ranking import ranking
+from driftproof.runs.sources import Sources, read_sources
 from driftproof.state import CheckpointError, inspect
 
 _MOST_LIBRARIES = 30
@@ -59,6 +60,7 @@ class Run:
         evaluation: Results of the agent, then of baselines.
         attacks: Results of all attacks and radii.
         phases: Results in every phase of the drift.
+        sources: Data, machine and time of its start, if recorded.
         labels: What each of these results was obtained on, by the name of its file.
         notes: Optional files that could not be read.
     """
@@ -76,6 +78,7 @@ class Run:
     evaluation: list[Score] = field(default_factory=list)
     attacks: list[Score] = field(default_factory=list)
     phases: list[PhaseScore] = field(default_factory=list)
+    sources: Sources = field(default_factory=Sources)
     labels: dict[str, Label] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -175,6 +178,7 @@ def read_run(folder: Path, name: str) -> Run:
         evaluation=results[EVALUATION],
         attacks=results[ATTACK_RESULTS],
         phases=results[PHASE_RESULTS],
+        sources=read_sources(folder) or Sources(),
         labels=labels,
         notes=notes,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,5 +56,5 @@ def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping) and value:
             result |= _flattened(value, f"{prefix}{key}.")
         else:
-            result[f"{prefix}{key}"] = str(value)
+            result[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
     return result

@@ -88,7 +88,13 @@ POLICY = (
         quiet="No update was ended early by its KL divergence.",
         is_flag=True,
     ),
-    Sign("train/entropy_loss", "Entropy", "Of the policy's actions. Near 0, it hardly explores any more.", sign=-1),
+    Sign(
+        "train/entropy_loss",
+        "Entropy",
+        "Of the policy's actions. Discrete ones: near 0, it hardly explores any more; of continuous ones it may be "
+        "negative, and the standard deviation says more.",
+        sign=-1,
+    ),
     Sign(
         "train/std",
         "Standard deviation of actions",

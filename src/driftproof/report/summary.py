@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from driftproof._text import shortlist
 from driftproof.report.bundles import Bundle
 from driftproof.report.charts import number
+from driftproof.report.counterfactual import beaten
 from driftproof.report.lineage import takeovers
 from driftproof.report.outcomes import interval
 from driftproof.report.runs import Run
@@ -17,22 +19,23 @@ from driftproof.runs import ATTACK_RESULTS, EVALUATION, RETURN
 
 @dataclass(frozen=True)
 class Card:
-    """A run in a few numbers: each with its name, and a word about it."""
+    """A run in a few numbers, each with its name and a word about it; and lines about where they come from."""
 
     name: str
     colour: str
     facts: list[tuple[str, str, str]]
+    lines: list[tuple[str, str]]
 
 
 def cards(bundles: Sequence[Bundle]) -> list[Card]:
-    return [Card(run.name, bundle.colour, _facts(run)) for bundle in bundles for run in bundle.runs]
+    return [Card(run.name, bundle.colour, _facts(run), _origin(run)) for bundle in bundles for run in bundle.runs]
 
 
 def _facts(run: Run) -> list[tuple[str, str, str]]:
     facts = [_best_return(run)]
     if run.evaluation:
         score = run.evaluation[0]
-        facts.append(("Evaluation", number(score.mean), f"{interval(score)}; {run.labels[EVALUATION].word}"))
+        facts.append(("Evaluation", number(score.mean), _known(interval(score), run.labels[EVALUATION].word)))
     if run.is_population:
         taken = takeovers(run.events)
         restarts = sum(event.kind == "restart" for event in run.events)
@@ -71,9 +74,32 @@ def _best_return(run: Run) -> tuple[str, str, str]:
     )
 
 
+def _known(ends: str, word: str) -> str:
+    return word if ends == "–" else f"{ends}; {word}"
+
+
 def _helped(run: Run) -> str:
-    rate = run.population.last("population/exploit_success_rate")
-    return "" if math.isnan(rate) else f"{rate:.0%} helped"
+    judged = beaten(run)
+    return f"{sum(judged)} of {len(judged)} beat their own trend" if judged else "no trend to compare with"
+
+
+def _origin(run: Run) -> list[tuple[str, str]]:
+    """When, where and with what the run was done."""
+    sources = run.sources
+    lines = []
+    if sources.started:
+        lines.append(("Started", sources.started.replace("T", " ").removesuffix("+00:00") + " UTC"))
+    if sources.machine:
+        lines.append(("Machine", sources.machine))
+    if run.versions:
+        lines.append(("Versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())))
+    for file in sources.files:
+        lines.append(("Data", f"{file.path}, {file.bytes:,} bytes, sha256 {file.sha256[:12]}"))
+    for history in sources.histories[:1]:
+        first, last = history.span
+        names = shortlist(list(history.symbols))
+        lines.append(("Trained on", f"{history.split} split of {names}, {first} to {last}, {history.bars:,} bars"))
+    return lines
 
 
 def _seconds(run: Run) -> float | None:

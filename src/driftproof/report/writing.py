@@ -11,6 +11,7 @@ import numpy as np
 from driftproof.report.bundles import bundled
 from driftproof.report.charts import Absent, Section
 from driftproof.report.drift import drift, forgetting
+from driftproof.report.findings import Evidence, Verdict, judged
 from driftproof.report.learning import learning
 from driftproof.report.outcomes import evaluation, robustness
 from driftproof.report.page import render
@@ -28,6 +29,7 @@ from driftproof.report.signs import (
     signs,
 )
 from driftproof.report.summary import cards
+from driftproof.runs import EVALUATION
 from driftproof.state import write_atomically
 
 
@@ -90,4 +92,12 @@ def _page(found: Sequence[Run]) -> str:
         configuration(ordered),
     ]
     notes = [f"{run.name}: {note}" for run in ordered for note in run.notes]
-    return render(cards(bundles), sections, notes)
+    return render(cards(bundles), [_verdict(run) for run in ordered], sections, notes)
+
+
+def _verdict(run: Run) -> Verdict:
+    """What checks find in a run; of a population, in its best member."""
+    life = run.members[run.best]
+    metrics = {name: life.column(name)[1] for name in life.metrics}
+    name = f"{run.name}, member {run.best}" if run.is_population else run.name
+    return judged(name, Evidence(metrics, run.config, run.evaluation, run.labels.get(EVALUATION)))

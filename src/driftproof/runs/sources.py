@@ -1,8 +1,9 @@
-"""``sources.json``: the bars that a run was trained on."""
+"""``sources.json``: the data and code that a run was started with, when and where."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from driftproof.runs.layout import SOURCES, own_file
 from driftproof.state import write_atomically
 
 _MOST = 10_000
+_CHUNK = 2**20
 _Name = Annotated[str, Field(strict=True, max_length=1_000)]
 _Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 
@@ -47,14 +49,50 @@ class History(BaseModel):
         )
 
 
+class File(BaseModel):
+    """A file that the configuration names.
+
+    Attributes:
+        setting: Path of the setting, such as ``env.kwargs.data``.
+        path: Where the file was, absolute.
+        sha256: Its checksum.
+        bytes: Its size.
+    """
+
+    setting: _Name
+    path: _Name
+    sha256: Annotated[str, Field(strict=True, pattern="^[0-9a-f]{64}$")]
+    bytes: _Count
+
+
+class Module(BaseModel):
+    """A module with code of the user that the configuration names.
+
+    Attributes:
+        name: Name of the module.
+        path: File that it was imported from.
+    """
+
+    name: _Name
+    path: _Name
+
+
 class Sources(BaseModel):
-    """What a run was trained on.
+    """What a run was trained on, when and where.
 
     Attributes:
         histories: Bars of markets; those of the run that it started from too.
+        files: Files that the configuration names.
+        modules: Modules that the configuration names.
+        started: When the run was started, ISO, in UTC.
+        machine: What it was started on.
     """
 
     histories: Annotated[list[History], Field(max_length=_MOST)] = []
+    files: Annotated[list[File], Field(max_length=_MOST)] = []
+    modules: Annotated[list[Module], Field(max_length=_MOST)] = []
+    started: _Name = ""
+    machine: _Name = ""
 
 
 def read_sources(folder: Path) -> Sources | None:
@@ -67,10 +105,19 @@ def read_sources(folder: Path) -> Sources | None:
     return read_json(path, Sources, advice="remove it, or restore it from a copy") if path.exists() else None
 
 
-def write_sources(folder: Path, histories: Sequence[History]) -> None:
+def write_sources(folder: Path, sources: Sources) -> None:
     """Record what a run is trained on."""
-    content = Sources(histories=list(histories)).model_dump_json(indent=1)
+    content = sources.model_dump_json(indent=1)
     write_atomically(own_file(folder, SOURCES), [content.encode()], follow_links=False)
+
+
+def file_of(setting: str, path: Path) -> File:
+    """The record of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as content:
+        while part := content.read(_CHUNK):
+            digest.update(part)
+    return File(setting=setting, path=str(path.resolve()), sha256=digest.hexdigest(), bytes=path.stat().st_size)
 
 
 def history_of(values: Mapping[str, Any]) -> History:
