@@ -39,11 +39,11 @@ class GraphedStep:
         """Take the step, as :meth:`OptimizerStep.__call__` does."""
         if not self.step.is_ready:
             return self.step(batch, c)
-        settings = (self.settings(), [t.shape for t in _tensors(batch)])
+        settings = (self.settings(), [t.shape for t in tensors(batch)])
         if settings != self._captured:
             self._capture(batch, c)
             self._captured = settings
-        for target, source in zip(_tensors(self._batch), _tensors(batch), strict=True):
+        for target, source in zip(tensors(self._batch), tensors(batch), strict=True):
             target.copy_(source)
         self._fill(c)
         assert self._graph is not None
@@ -66,7 +66,7 @@ class GraphedStep:
 
     def _capture(self, batch: Minibatch, c: Coefficients) -> None:
         device = self.step.policy.device
-        self._batch = _cloned(batch)
+        self._batch = cloned(batch)
         self._coefficients = Coefficients(*(torch.zeros((), device=device) for _ in c))
         self._fill(c)
         stop = self.step.stop
@@ -88,19 +88,21 @@ class GraphedStep:
             flag.copy_(old)
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors(value: Any) -> list[Tensor]:
+    """All tensors of a minibatch, or of a part of one."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
         value = value.values()
-    return [] if value is None else [tensor for part in value for tensor in _tensors(part)]
+    return [] if value is None else [tensor for part in value for tensor in tensors(part)]
 
 
-def _cloned(value: Any) -> Any:
+def cloned(value: Any) -> Any:
+    """A copy of a minibatch, or of a part of one."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, dict):
-        return {key: _cloned(part) for key, part in value.items()}
+        return {key: cloned(part) for key, part in value.items()}
     if hasattr(value, "_fields"):
-        return type(value)(*(_cloned(part) for part in value))
-    return value if value is None else tuple(_cloned(part) for part in value)
+        return type(value)(*(cloned(part) for part in value))
+    return value if value is None else tuple(cloned(part) for part in value)

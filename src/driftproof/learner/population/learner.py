@@ -23,6 +23,7 @@ from driftproof.learner.metrics import (
     step_metrics,
     to_host,
 )
+from driftproof.learner.population.graph import GraphedPopulationStep
 from driftproof.learner.population.random import MemberGenerators
 from driftproof.learner.population.rollout import PopulationRollout
 from driftproof.learner.population.state import PopulationState
@@ -45,6 +46,7 @@ class PopulationLearner:
     def __init__(self, state: PopulationState, generators: MemberGenerators) -> None:
         self.state, self.generators = state, generators
         self.step = PopulationStep(state, generators, state.learners[0].step.autocast)
+        self.take_step = GraphedPopulationStep(self.step) if state.device.type == "cuda" else self.step
         self.diverged = [False] * state.members
         """Members whose last update ended with weights that are not finite, or was skipped for too long."""
 
@@ -186,7 +188,7 @@ class PopulationLearner:
         )
         steps: list[StepMetrics] = []
         for i, minibatch in enumerate(minibatches):
-            steps.append(step(minibatch, coefficients, trains & (i // batches.per_epoch < limits)))
+            steps.append(self.take_step(minibatch, coefficients, trains & (i // batches.per_epoch < limits)))
             if self.generators.is_single and not steps[-1]["go_on"].any():
                 break  # Stopped early: further steps would do nothing.
         together = StepMetrics.stack(steps)

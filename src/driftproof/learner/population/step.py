@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from driftproof._members import per_member
+from driftproof.learner.graph import tensors
 from driftproof.learner.losses import Coefficients, ppo_losses
 from driftproof.learner.metrics import StepMetrics
 from driftproof.learner.population.random import MemberGenerators
@@ -16,7 +18,9 @@ from driftproof.learner.population.state import PopulationState
 from driftproof.learner.rollout import Minibatch
 from driftproof.nn.heads import ClipMode
 from driftproof.nn.types import Evaluation
-from driftproof.optim.functional import Scratch, upgd_step, vgs_step
+from driftproof.optim.functional import ScalingSettings, Scratch, upgd_step, vgs_step
+
+S = TypeVar("S")
 
 
 class PopulationStep:
@@ -42,6 +46,7 @@ class PopulationStep:
         self.exploration_floor = False
         self.noisy: list[bool] = []
         """Whether a member's optimizer draws noise, read on a CPU."""
+        self.scaling: ScalingSettings | None = None
         self._scratch = Scratch()
         critics = [f"critics.{i}." for i in range(len(state.policy.like.critics))]
         owners = [[float(name.startswith(start)) for start in critics] + [1.0] for name in state.trained]
@@ -51,11 +56,11 @@ class PopulationStep:
     def begin_update(self) -> None:
         """Read the members' present settings."""
         state = self.state
-        state.group.settings = state.optimizer_settings()
+        state.group.settings = _renewed(state.group.settings, state.optimizer_settings())
         if self.generators.is_single:
             self.noisy = [sigma > 0 for sigma in _numbers(state.group.settings.sigma)]
         if state.statistics is not None:
-            self._scaling = state.scaling_settings()
+            self.scaling = _renewed(self.scaling, state.scaling_settings())
 
     def __call__(self, batch: Minibatch, c: Coefficients, proceed: Tensor) -> StepMetrics:
         """Take the step where ``proceed`` ``[M]`` is true; returns metrics ``[M, names]``."""
@@ -98,8 +103,9 @@ class PopulationStep:
         vgs = state.learners[0].vgs
         scales_steps = vgs is not None and vgs.enabled and vgs.apply_to == "update"
         if statistics is not None and vgs is not None and vgs.enabled:
+            assert self.scaling is not None
             by_name = dict(zip((state.trained[i] for i in present), grads, strict=True))
-            factor = vgs_step(statistics, [by_name.get(key) for key in statistics.keys], self._scaling, taken)
+            factor = vgs_step(statistics, [by_name.get(key) for key in statistics.keys], self.scaling, taken)
             if vgs.apply_to == "gradient":
                 scaled, scale = norm * factor, factor
         scale = (c.max_grad_norm / (scaled + 1e-6)).clamp_max(1) * scale
@@ -126,6 +132,21 @@ class PopulationStep:
             "finite": finite.to(norm.dtype),
             "go_on": go_on,
         }
+
+
+def _renewed(old: S | None, new: S) -> S:
+    """The new settings, in the tensors of the old ones if only numbers differ: a captured step reads those."""
+    if old is None or _constants(old) != _constants(new):
+        return new
+    for name, value in vars(new).items():
+        if isinstance(value, Tensor | tuple):
+            for target, source in zip(tensors(getattr(old, name)), tensors(value), strict=True):
+                target.copy_(source)
+    return old
+
+
+def _constants(settings: object) -> dict[str, object]:
+    return {name: value for name, value in vars(settings).items() if not isinstance(value, Tensor | tuple)}
 
 
 def _numbers(value: float | Tensor) -> list[float]:

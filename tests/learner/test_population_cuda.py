@@ -1,0 +1,63 @@
+"""Updates of several learners at once on a GPU, as a CUDA graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from driftproof.envs import tensor
+from driftproof.learner.population import MemberGenerators, PopulationLearner, PopulationRollout, PopulationState
+from driftproof.ppo import DistributionalPPO
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+
+
+def make(member, **changes):
+    settings = {"n_steps": 32, "batch_size": 64, "n_epochs": 2, "seed": member, "learning_rate": 1e-3 / (member + 1)}
+    settings |= {"optimizer_kwargs": {"sigma": 0.0}, "vgs_kwargs": {"warmup_steps": 2}}
+    return DistributionalPPO(
+        "MlpLstmPolicy", tensor.make("CartPole-v1", 6, DEVICE), device=DEVICE, **settings, **changes
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"target_kl": 0.003, "kl_penalty": True, "clip_range_vf": 0.2}, {"mixed_precision": True}],
+    ids=["default", "controllers", "bfloat16"],
+)
+def test_captured_steps_are_those_of_eager_ones(changes):
+    singles = [make(member, **changes) for member in range(3)]
+    first = singles[0]
+    learners, agents = [], [[], [], []]
+    for is_captured in (True, False):
+        shells = [make(member, **changes) for member in range(3)]
+        for single, shell, same in zip(singles, shells, agents, strict=True):
+            same.append(shell)
+            shell.policy.load_state_dict(single.policy.state_dict())
+        state = PopulationState([shell.learner for shell in shells])
+        generators = MemberGenerators([torch.get_rng_state()] * 3, torch.device(DEVICE))
+        learners.append(PopulationLearner(state, generators))
+        if not is_captured:
+            learners[-1].take_step = learners[-1].step
+    rollout = PopulationRollout(learners[0].state.policy, first.n_steps, first.n_envs, first.batches.sequence_length)
+    for update in range(4):
+        for member, single in enumerate(singles):
+            _, callback = single._setup_learn(1000, None, update == 0)
+            single.collect_rollouts(single.env, callback)
+            rollout.fill(member, single._rollout)
+            # As populations do: settings change between updates.
+            for shell in agents[member]:
+                shell.hyperparams["learning_rate"] = 1e-3 / (member + 1 + update)
+        settings = [single.begin_update() for single in singles]
+        orders = torch.rand(2, 3, first.batches.sequences).argsort(-1)
+        metrics = [learner.update(rollout, settings, orders=orders) for learner in learners]
+        one, other = (learner.state.tensors for learner in learners)
+        tolerance = 1e-3 if changes.get("mixed_precision") else 1e-5
+        for name, weight in one["policy"].items():
+            torch.testing.assert_close(weight, other["policy"][name], rtol=0, atol=tolerance, msg=f"{name} {update}")
+        for ours, theirs in zip(*metrics, strict=True):
+            assert ours["train/optimizer_steps"] == theirs["train/optimizer_steps"]
+            assert ours["train/loss"] == pytest.approx(theirs["train/loss"], abs=10 * tolerance)
+    assert len(learners[0].take_step._graphs) <= 2
