@@ -890,3 +890,28 @@ class StopAt(BaseCallback):
 
     def _on_step(self):
         return self.num_timesteps < self.step
+
+
+def test_a_new_training_begins_with_what_was_learned_in_other_data(tmp_path):
+    from driftproof.envs import MarketEnv, regime_bars
+
+    def envs(count, period):
+        options = {"data": regime_bars(400), "split": "all", "period": period, "episode_length": 32}
+        return VecNormalize(make_vec_env(MarketEnv, count, seed=0, env_kwargs=options), norm_reward=False)
+
+    first, second = ["2000-01-01", "2000-01-10"], ["2000-01-10", "2000-01-17"]
+    old = DistributionalPPO("MlpLstmPolicy", envs(2, first), n_steps=16, batch_size=16, n_epochs=1, device="cpu")
+    old.learn(64)
+    old.save(tmp_path / "old")
+    with pytest.raises(CheckpointError, match=r"not here; for a new training .*warm_start=True"):
+        DistributionalPPO.load(tmp_path / "old", envs(2, second), device="cpu")
+    new = DistributionalPPO.load(tmp_path / "old", envs(3, second), device="cpu", warm_start=True, learning_rate=1e-5)
+    assert (new.num_timesteps, new.n_envs, new.learning_rate) == (0, 3, 1e-5)
+    for name, tensor in old.policy.state_dict().items():
+        torch.testing.assert_close(new.policy.state_dict()[name], tensor, rtol=0, atol=0)
+    statistics = [agent.get_vec_normalize_env().obs_rms.count for agent in (old, new)]
+    assert statistics[0] == statistics[1]
+    new.learn(48)
+    assert new.num_timesteps == 48
+    with pytest.raises(TypeError, match="warm_start begins a new training"):
+        DistributionalPPO.load(tmp_path / "old", device="cpu", warm_start=True)

@@ -141,7 +141,10 @@ class MarketEnv(TradingEnv):
         if state_dict["row"] < 0:
             return
         if state_dict["symbol"] not in self.markets or state_dict["row"] not in self.rows[state_dict["symbol"]]:
-            raise ValueError(f"the state is of {state_dict['symbol']!r} at row {state_dict['row']}, which is not here")
+            raise ValueError(
+                f"the state is of {state_dict['symbol']!r} at row {state_dict['row']}, which is not here; "
+                "for a new training with other prices: load(path, env, warm_start=True), or driftproof train --from"
+            )
         self._begin(state_dict["symbol"], state_dict["row"])
         self._load_account(state_dict["account"])
 

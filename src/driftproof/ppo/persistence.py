@@ -6,6 +6,7 @@ import io
 import pathlib
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +23,7 @@ from driftproof.ppo.settings import policy_arguments, without_unused_settings
 from driftproof.ppo.tree import ComponentTree, as_checkpoint_error, with_suffix
 from driftproof.settings.agent import HYPERPARAMETERS, AgentSettings
 from driftproof.settings.definition import settings_of
-from driftproof.state import CheckpointError, printable, read, select, without, write
+from driftproof.state import Checkpoint, CheckpointError, printable, read, select, without, write
 
 Self = TypeVar("Self", bound="Persistent")
 
@@ -110,6 +111,7 @@ class Persistent(ComponentTree):
         print_system_info: bool = False,
         force_reset: bool | None = None,
         trusted: Iterable[str] | Trust = (),
+        warm_start: bool = False,
         **kwargs: Any,
     ) -> Self:
         """Load an agent from a file of :meth:`save`. No code in the file is run.
@@ -126,12 +128,17 @@ class Persistent(ComponentTree):
                 ``False``: never, since ``env`` was not stepped since the agent was saved.
             trusted: Modules from which classes named in the file may be imported: policies, features extractors,
                 optimizers.
+            warm_start: Begin a new training in ``env``, which may be another one with the same spaces, or have another
+                number of environments: with the file's settings, weights and statistics, but new counters, episodes and
+                random generators; see :func:`driftproof.ppo.warm_start`.
             kwargs: Settings that replace those in the file. Settings that cannot change may be passed with the file's
                 values.
 
         Raises:
             CheckpointError: The file is damaged, has another format, or does not fit.
         """
+        if warm_start and env is None:
+            raise TypeError("warm_start begins a new training: load(path, env, warm_start=True)")
         trust = Trust.of(trusted)
         others = {name for name, each in settings_of(AgentSettings).items() if each.about.changes_on_load}
         changeable = {*HYPERPARAMETERS, *others}
@@ -161,7 +168,11 @@ class Persistent(ComponentTree):
             # As in Stable-Baselines3, passed policy_kwargs replace those of the file.
             replaced = changeable & manifest.replaced_settings(given, checkpoint.config["settings"])
             kwargs = {**{name: given[name] for name in replaced}, **kwargs}
-            agent = cls._from_config(checkpoint.config, tree, {**given, **fixed, **kwargs}, device, kwargs, trust)
+            given = {**given, **fixed, **kwargs}
+            build = partial(cls._from_config, checkpoint.config, tree, given, device, kwargs, trust)
+            if warm_start:
+                return _warm_started(build(env=env), checkpoint)
+            agent = build()
             attributes = agent._attributes_from(checkpoint.config)
             # Do not load the state of components that the caller's settings remove.
             gone = [name for name, value in kwargs.items() if value is None]
@@ -183,13 +194,17 @@ class Persistent(ComponentTree):
         agent._unclaimed = {name: tree[name] for name in tree.keys() - agent.components().keys()}
         vars(agent).update(attributes)
         agent.worker.settle(force_reset, tree.get("rollout"))
-        for name, value in kwargs.items():
-            if value is not None and name in HYPERPARAMETERS:
-                setattr(agent, name, value)
-        if kwargs.get("seed") is not None:
-            agent.set_random_seed(agent.seed)
+        agent._change_settings(kwargs)
         agent.state_was_loaded()
         return agent
+
+    def _change_settings(self, settings: Mapping[str, Any]) -> None:
+        """Set hyper-parameters and the seed to those given to :meth:`load`."""
+        for name, value in settings.items():
+            if value is not None and name in HYPERPARAMETERS:
+                setattr(self, name, value)
+        if settings.get("seed") is not None:
+            self.set_random_seed(self.seed)
 
     def config(self) -> dict[str, Any]:
         """Description of how to build an agent that this one's state fits, as plain values."""
@@ -234,8 +249,9 @@ class Persistent(ComponentTree):
         device: torch.device | str,
         changes: Mapping[str, Any],
         trust: Trust,
+        env: GymEnv | None = None,
     ) -> Self:
-        """Build an untrained agent from a file's description."""
+        """Build an untrained agent from a file's description, with an environment if one is given."""
         if config["class"] != cls.__name__:
             raise CheckpointError(f"the file holds a {config['class']}: load it with {config['class']}.load()")
         if unknown := set(config["settings"]) - cls.setting_names():
@@ -249,6 +265,8 @@ class Persistent(ComponentTree):
         )
         check_count("n_envs", config["n_envs"], at_least=1)
         _check_networks(settings, observation_space, action_space, tree["policy"])
+        if env is not None:
+            return cls(**settings, env=env, device=device)
         return cls._rebuilt(settings, (observation_space, action_space, config["n_envs"]), device)
 
     @classmethod
@@ -279,6 +297,14 @@ class Persistent(ComponentTree):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.__getstate__())
+
+
+def _warm_started(agent: Self, checkpoint: Checkpoint) -> Self:
+    """A new agent with the weights and statistics of a file."""
+    from driftproof.ppo.warm_start import warm_start
+
+    warm_start(agent, checkpoint)
+    return agent
 
 
 def _rebuild(kind: type[Self], state: Mapping[str, Any]) -> Self:
