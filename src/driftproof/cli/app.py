@@ -25,6 +25,7 @@ from driftproof.cli import (
     terminal,
     training,
     tuning,
+    walking,
 )
 from driftproof.cli.errors import INTERRUPTED, USER_ERROR, Stopped, as_line, as_lines, is_mistake
 from driftproof.cli.interrupts import interrupts
@@ -72,6 +73,7 @@ for _command in (
     pages.report,
     markets.infer,
     backtesting.backtest,
+    walking.walkforward,
     pages.export,
     configuration.config,
     files.inspect,
