@@ -147,7 +147,7 @@ def population(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             forget(device)
             console.print(f"{members} members, {units} units", style="dim")
             make_agent = partial(member_agent, device, shape)
-            together = VectorizedPopulation(make_agent, members, partial(tensor.make, MARKET, device=device))
+            together = VectorizedPopulation(make_agent, members)
             together.learn(1)
             settings = [each.update_settings() for each in together.agents]
             step = seconds(partial(together.learner.update, together.rollout, settings), device, options.repeats)

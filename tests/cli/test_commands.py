@@ -238,8 +238,10 @@ def test_runs_of_one_kind_are_not_taken_for_the_other(trained, capsys):
     assert "is not a population: leave out --member" in error(capsys, "evaluate", folder, "--member", 0)
 
 
-def test_a_population_is_tuned(capsys, tmp_path):
-    search = ["--set", "pbt.population_size=2", "--set", "pbt.backend=inline", "--set", "pbt.perturbation_interval=2"]
+@pytest.mark.parametrize("backend", ["inline", "vectorized"])
+def test_a_population_is_tuned(capsys, tmp_path, backend):
+    search = ["--set", "pbt.population_size=2", "--set", f"pbt.backend={backend}"]
+    search += ["--set", "pbt.perturbation_interval=2"]
     drift = ["--set", "env.drift=[{kind: reward_scale, schedule: {kind: sudden, values: [1, 2], every: 40}}]"]
     options = ["--env", "CartPole-v1", *SMALL, *LIMIT, *search, *drift]
     code, output, errors = call(capsys, "tune", *options, "--runs-dir", tmp_path, "--name", "run")

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 from driftproof.adversarial import PerturbationConfig, SAPPOConfig
 from driftproof.config import AgentMaker, ConfigError, build_agent, build_env, build_population, check, load, loads
 from driftproof.config.build import population_config, seed_of
-from driftproof.ppo import Cosine, Linear
+from driftproof.ppo import Cosine, Linear, TensorVecEnv
 from tests.config.worlds import Extractor, Optimizer
 
 with warnings.catch_warnings():
@@ -291,6 +291,22 @@ def test_an_interval_shorter_than_the_warm_up_is_told_in_numbers():
     config = loads(SMALL, ["vgs.warmup_steps=100", "pbt.perturbation_interval=5", "ppo.n_epochs=4"])
     with pytest.warns(UserWarning, match=r"=5 updates are 20 optimizer steps.* the 100 of variance.* >= 25"):
         check(config, is_population=True)
+
+
+def test_a_population_on_one_device(tmp_path):
+    text, where = SMALL, ["env.vectorization=device", "pbt.backend=vectorized", "pbt.population_size=2"]
+    config = loads(text, [*where, "pbt.perturbation_interval=2", "run.total_timesteps=128", "run.device=cpu"])
+    runner = build_population(config, tmp_path / "run")
+    runner.run(updates=2)
+    resumed = build_population(config, tmp_path / "run", resume=True)
+    assert resumed.run().num_timesteps == 128
+    assert isinstance(resumed.load_member(0).env.unwrapped, TensorVecEnv)
+
+
+def test_environments_without_a_tensor_form_are_told():
+    assert "no tensor form" in error_of("env: {id: MountainCar-v0, vectorization: device}")
+    drift = "drift: [{kind: reward_scale, schedule: {kind: sudden, values: [1, 2], every: 40}}]"
+    assert "env.drift" in error_of(f"env: {{vectorization: device, {drift}}}")
 
 
 def test_a_population_is_as_configured(tmp_path):

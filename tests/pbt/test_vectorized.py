@@ -8,18 +8,19 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from driftproof.envs import tensor
-from driftproof.pbt import Trainee
+from driftproof.pbt import PBTRunner, Trainee
 from driftproof.pbt.vectorized import VectorizedPopulation
+from driftproof.pbt.vectorized.backend import VectorizedBackend
 from driftproof.ppo import DistributionalPPO, TensorVecEnv
-from driftproof.state import compare
-from tests.pbt.populations import make_agent
+from driftproof.state import compare, read
+from tests.pbt.populations import Broken, config, make_agent, states
 from tests.ppo.scripted import small_networks
 
 SETTINGS = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "device": "cpu"}
 
 
 def agent(member, env=lambda: make_vec_env("CartPole-v1", 2), **changes):
-    networks = {"policy_kwargs": small_networks("MlpLstmPolicy")}
+    networks = {"policy_kwargs": small_networks("MlpLstmPolicy"), "vgs_kwargs": {"warmup_steps": 2}}
     rates = {"learning_rate": 10.0 ** -(2 + member), "gamma": 1 - 0.1**member / 10}
     return DistributionalPPO("MlpLstmPolicy", env(), **{**SETTINGS, **networks, **rates, "seed": member, **changes})
 
@@ -86,7 +87,7 @@ def test_environments_on_the_device():
     def make(member):
         return agent(member, lambda: TensorVecEnv(cart_poles(2)))
 
-    population = VectorizedPopulation(make, 3, cart_poles)
+    population = VectorizedPopulation(make, 3)
     train(population, 2)
     train(population, 2)
     for member in range(3):
@@ -100,7 +101,7 @@ def test_those_that_do_not_train_stay_as_they_are(on_device):
     def make(member):
         return agent(member, (lambda: TensorVecEnv(cart_poles(2))) if on_device else short_episodes)
 
-    one, other = (VectorizedPopulation(make, 3, cart_poles if on_device else None) for _ in range(2))
+    one, other = (VectorizedPopulation(make, 3) for _ in range(2))
     train(one, 3)
     train(other, 1)
     train(other, 1, members=[2])
@@ -192,3 +193,101 @@ def test_agents_that_cannot_train_as_one_are_refused():
         VectorizedPopulation(lambda member: agent(member, policy_kwargs={"lstm_hidden_size": 4 + member}), 2)
     with pytest.raises(ValueError, match="drift_alarm"):
         VectorizedPopulation(lambda member: agent(member, drift_alarm=True), 2)
+
+
+def run(folder, backend, make=make_agent, **options):
+    runner = PBTRunner(config(), make, 6, folder, seed=5, backend=backend, synchronous=True, **options)
+    runner.run()
+    return runner
+
+
+class TestBackend:
+    def test_it_decides_and_trains_as_members_one_by_one(self, tmp_path):
+        one, other = (run(tmp_path / name, name) for name in ("inline", "vectorized"))
+        assert [event.kind for event in one.scheduler.events].count("exploit") > 0
+        for event, expected in zip(other.scheduler.events, one.scheduler.events, strict=True):
+            assert (event.kind, event.member, event.donor, event.step) == (
+                *(expected.kind, expected.member, expected.donor, expected.step),
+            )
+            assert event.hyperparams == pytest.approx(expected.hyperparams)
+        for path in (runner.path_of(runner.best_member) for runner in (one, other)):
+            assert DistributionalPPO.load(path).num_timesteps == 6 * 32
+        for member in range(3):
+            trees = [read(runner.path_of(member)).tree["policy"] for runner in (one, other)]
+            torch.testing.assert_close(*trees, rtol=1e-3, atol=1e-4)
+
+    @pytest.mark.parametrize("after", [5, *(pytest.param(after, marks=pytest.mark.slow) for after in (1, 4, 8))])
+    def test_resume_equals_uninterrupted(self, tmp_path, monkeypatch, after):
+        """Whenever it is interrupted, also in the middle of a round, and just before the state is written."""
+        whole = run(tmp_path / "whole", "vectorized")
+        cut = PBTRunner(config(), make_agent, 6, tmp_path / "cut", seed=5, backend="vectorized")
+        save, count = cut._save, iter(range(100))
+
+        def failing():
+            if next(count) == after:
+                raise InterruptedRunError
+            save()
+
+        monkeypatch.setattr(cut, "_save", failing)
+        with pytest.raises(InterruptedRunError):
+            cut.run()
+        torch.manual_seed(99)
+        resumed = PBTRunner.resume(tmp_path / "cut", make_agent, backend="vectorized")
+        resumed.run()
+        assert [vars(event) for event in resumed.scheduler.events] == [vars(event) for event in whole.scheduler.events]
+        assert not compare(states(resumed), states(whole))
+
+    def test_a_member_that_fails_restarts_and_the_others_go_on(self, tmp_path):
+        whole = run(tmp_path / "whole", "vectorized", Broken(tmp_path))
+        (tmp_path / "1.once").touch()
+        runner = run(tmp_path / "run", "vectorized", Broken(tmp_path))
+        assert [event.member for event in runner.scheduler.events if event.kind == "restart"] == [1]
+        assert not compare(states(runner), states(whole))
+
+    def test_a_member_that_keeps_failing_is_replaced(self, tmp_path):
+        runner = PBTRunner(
+            config(), Broken(tmp_path), 6, tmp_path / "run", seed=5, backend="vectorized", max_restarts=1
+        )
+        runner.run(updates=2)
+        (tmp_path / "1").touch()
+        with pytest.raises(RuntimeError, match="also as a copy of another"):
+            runner.run()
+        (tmp_path / "1").unlink()
+        resumed = PBTRunner.resume(tmp_path / "run", Broken(tmp_path), backend="vectorized")
+        resumed.run()
+        assert resumed.updates == [6, 6, 6]
+
+    def test_a_member_that_diverges_is_replaced_at_the_next_exploit(self, tmp_path):
+        def make(member):
+            return agent(member, skip_limit=1)
+
+        def spoil(runner):
+            if runner.updates == [2, 2, 2]:
+                with torch.no_grad():
+                    backend.population.state.weights["action_head.bias"][1].fill_(torch.nan)
+
+        backend = VectorizedBackend()
+        runner = PBTRunner(config(), make, 8, tmp_path, seed=5, backend=backend, on_change=spoil)
+        runner.run()
+        history = runner.scheduler.members[1].history
+        assert [performance for step, performance in history if step == 4] == [None]
+        assert (
+            next(event for event in runner.scheduler.events if event.member == 1 and event.step == 4).kind == "exploit"
+        )
+        assert history[-1][1] is not None
+        assert runner.updates == [8, 8, 8]
+
+    def test_environments_on_the_device_resume(self, tmp_path):
+        def make(member):
+            return agent(member, lambda: TensorVecEnv(cart_poles(2)))
+
+        whole = run(tmp_path / "whole", "vectorized", make)
+        cut = PBTRunner(config(), make, 6, tmp_path / "cut", seed=5, backend="vectorized")
+        cut.run(updates=2)
+        resumed = PBTRunner.resume(tmp_path / "cut", make, backend="vectorized")
+        resumed.run()
+        assert not compare(states(resumed), states(whole))
+
+
+class InterruptedRunError(Exception):
+    pass

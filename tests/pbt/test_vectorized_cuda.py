@@ -25,7 +25,7 @@ def make(member, device="cuda", **changes):
 
 
 def test_rollout_and_update_do_not_wait_for_the_device():
-    population = VectorizedPopulation(make, 3, worlds)
+    population = VectorizedPopulation(make, 3)
     population.learn(2)
     torch.cuda.set_sync_debug_mode("error")
     try:

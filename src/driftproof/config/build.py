@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import gymnasium
     from stable_baselines3.common.vec_env import VecEnv
 
+    from driftproof.envs.tensor import TensorEnv
     from driftproof.pbt import Backend, PBTRunner
     from driftproof.ppo import DistributionalPPO
 
@@ -107,8 +108,14 @@ def build_env(
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
     section, maker = config.env, _env_maker(config, is_evaluation)
+    if section.vectorization == "device" and not is_evaluation:
+        from driftproof.ppo import TensorVecEnv
+
+        envs: VecEnv = TensorVecEnv(_tensor_env(config, section.n_envs if n_envs is None else n_envs))
+        if seed is not None:
+            envs.seed(seed)
+        return envs
     makers: list[Callable[[], gymnasium.Env[Any, Any]]] = [maker] * (section.n_envs if n_envs is None else n_envs)
-    envs: VecEnv
     if section.vectorization == "processes":
         maker().close()  # To get its error here: from another process only EOFError would arrive.
         with left_to_this_process():
@@ -118,6 +125,22 @@ def build_env(
     if seed is not None:
         envs.seed(seed)
     return envs
+
+
+def _tensor_env(config: Config, envs: int) -> TensorEnv:
+    """Environments as tensors on the agents' device."""
+    from stable_baselines3.common.utils import get_device
+
+    from driftproof.envs import tensor
+
+    section = config.env
+    for name in ("drift", "last_step"):
+        if getattr(section, name):
+            raise ConfigError([f"env.{name}: needs env.vectorization in_process or processes, not device"])
+    try:
+        return tensor.make(section.id, envs, get_device(config.run.device), **section.kwargs)
+    except (ValueError, TypeError) as error:
+        raise ConfigError([f"env: {error}"]) from error
 
 
 def _make_as_follower(maker: EnvMaker) -> gymnasium.Env[Any, Any]:
@@ -348,6 +371,10 @@ def _backend(config: Config) -> Backend:
         except ImportError as error:
             raise ConfigError([f"pbt.backend: {error}"]) from error
         return RayBackend(pbt.resources_per_member, pbt.address)
+    if pbt.backend == "vectorized":
+        from driftproof.pbt.vectorized.backend import VectorizedBackend
+
+        return VectorizedBackend()
     return InlineBackend() if pbt.backend == "inline" else ProcessBackend(pbt.workers, config.run.threads)
 
 

@@ -1,4 +1,7 @@
-"""Where members train: in this process or in worker processes. Clusters: :mod:`driftproof.pbt.ray_backend`."""
+"""Where members train: in this process or in worker processes.
+
+Clusters: :mod:`driftproof.pbt.ray_backend`; all members as one: :mod:`driftproof.pbt.vectorized`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from driftproof._arguments import check_count, check_option
 from driftproof._process_signals import follow_parent, left_to_this_process
 from driftproof.pbt.work import Failure, Host, Order, Report, Work
 
-BackendName: TypeAlias = Literal["inline", "process", "ray"]
+BackendName: TypeAlias = Literal["inline", "process", "ray", "vectorized"]
 
 _PATIENCE = 10.0
 """Seconds that an idle worker process has to close its environments before it is killed."""
@@ -252,4 +255,8 @@ def backend_named(name: BackendName) -> Backend:
         from driftproof.pbt.ray_backend import RayBackend
 
         return RayBackend()
+    if name == "vectorized":
+        from driftproof.pbt.vectorized.backend import VectorizedBackend
+
+        return VectorizedBackend()
     return InlineBackend() if name == "inline" else ProcessBackend()

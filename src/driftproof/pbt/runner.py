@@ -70,7 +70,8 @@ class PBTRunner:
         seed: Seed of the scheduler's decisions.
         metric: Returns the performance of an agent; by default the mean return of recent episodes.
         backend: Where members train: ``"inline"``, one after the other in this process; ``"process"``, in parallel on
-            this machine; ``"ray"``, on a cluster; or a backend with options, as ``ProcessBackend(workers=4)``.
+            this machine; ``"ray"``, on a cluster; ``"vectorized"``, all at once on one device, with synchronous
+            decisions; or a backend with options, as ``ProcessBackend(workers=4)``.
         synchronous: Decide for all members once all have done the same number of updates: the result is then
             reproducible, whatever the members' speed. Otherwise no member waits for another.
         max_restarts: How many times in a row a member may fail before it is replaced.
@@ -100,6 +101,8 @@ class PBTRunner:
         check_count("seed", seed)
         check_flag("synchronous", synchronous)
         check_count("max_restarts", max_restarts)
+        self._backend = backend_named(backend) if isinstance(backend, str) else backend
+        self._trains_together = getattr(self._backend, "trains_together", False)
         self.total_updates, self.seed, self.synchronous = total_updates, seed, synchronous
         self.max_restarts = max_restarts
         self._folder = RunFolder(run_dir, config.checkpoint_dir)
@@ -114,7 +117,6 @@ class PBTRunner:
             config = dataclasses.replace(config, checkpoint_dir=self._folder.members)
         self._make_agent, self._metric, self._make_callback = make_agent, metric, callback
         self.on_change = on_change
-        self._backend = backend_named(backend) if isinstance(backend, str) else backend
         self.config = _checked(config, make_agent)
         # The runner keeps parameters in files itself, so that the scheduler's store stays empty.
         self.scheduler = PBTScheduler(self.config, seed, store=MemoryStore(), trust=_trust)
@@ -288,9 +290,18 @@ class PBTRunner:
             start_at = place.updates
         elif member not in self._live and place.file is not None:
             restore = self._folder.read_member(place.file)
-        donor = None if place.donor is None else self._folder.read_member(place.donor)
+        donor_member = self._present_donor(place)
+        donor = None
+        if place.donor is not None and donor_member is None:
+            donor = self._folder.read_member(place.donor)
         updates = min(self.config.perturbation_interval, self.total_updates - place.updates)
-        return Order(member, updates, place.hyperparams, restore, start_at, donor)
+        return Order(member, updates, place.hyperparams, restore, start_at, donor, donor_member)
+
+    def _present_donor(self, place: _Place) -> int | None:
+        """The donor of a member, if the backend has it in the state that it is to be copied in."""
+        if place.donor is None or not self._trains_together:
+            return None
+        return next((member for member in self._live if self._places[member].file == place.donor), None)
 
     def _handle(self, result: Report | Failure) -> list[int]:
         """Process the result of an order; the members to submit next."""
@@ -323,7 +334,8 @@ class PBTRunner:
         """Members whose reports wait for a decision that can be made now."""
         waiting = [member for member, place in enumerate(self._places) if place.waits]
         ahead = max((self._places[member].updates for member in waiting), default=0)
-        if self.synchronous and any(not place.waits and place.updates < ahead for place in self._places):
+        decides_for_all = self.synchronous or self._trains_together
+        if decides_for_all and any(not place.waits and place.updates < ahead for place in self._places):
             return []
         return waiting
 

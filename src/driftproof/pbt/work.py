@@ -49,6 +49,8 @@ class Order:
     """Start as a new agent whose counters begin at this number of updates, because its own state is discarded."""
     donor: bytes | None = None
     """Whole state of the donor whose parameters to copy."""
+    donor_member: int | None = None
+    """The donor itself, instead of its state, where its present state is in the same worker."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Host:
         self._work = work
         self._trainees: dict[int, Trainee] = {}
         self._generators: dict[int, dict[str, Any]] = {}
-        self._rows: dict[int, _Rows] = {}
+        self._rows: dict[int, LoggedRows] = {}
 
     def carry_out(self, order: Order) -> Report | Failure:
         """Execute an order; a member that fails is dropped."""
@@ -133,7 +135,7 @@ class Host:
         work = self._work
         with unchanged_generators():
             agent = work.make_agent(order.member)
-            rows = _Rows()
+            rows = LoggedRows()
             agent.add_log_output(rows)
             callback = None if work.make_callback is None else work.make_callback()
             trainee = Trainee(agent, work.total_updates, work.metric, callback)
@@ -164,7 +166,7 @@ class Host:
             self._generators[member] = dict(component.state_dict())
 
 
-class _Rows(KVWriter):
+class LoggedRows(KVWriter):
     """Collects the metrics that an agent logs, until they are reported."""
 
     def __init__(self) -> None:

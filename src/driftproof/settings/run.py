@@ -64,8 +64,11 @@ class EnvSettings:
     n_envs: int = setting(
         1, "Number of environments. More are faster, up to the number of cores.", at_least=1, at_most=MOST_UNITS
     )
-    vectorization: Literal["in_process", "processes"] = setting(
-        "in_process", "Step environments one after the other, or each in its own process, which pays off for slow ones."
+    vectorization: Literal["in_process", "processes", "device"] = setting(
+        "in_process",
+        "Step environments one after the other, each in its own process, which pays off for slow ones, or all at once "
+        "as tensors on run.device, for CartPole-v1, Pendulum-v1 and the markets; evaluation always steps one after the "
+        "other.",
     )
     normalize_observations: bool = setting(
         False, "Subtract the running mean of observations, and divide by their running standard deviation."
@@ -106,9 +109,10 @@ class OptimizerSettings:
 class BackendSettings:
     """Settings of the backend that members of a population train on."""
 
-    backend: Literal["inline", "process", "ray"] = setting(
+    backend: Literal["inline", "process", "ray", "vectorized"] = setting(
         "process",
-        "Where members train: one after the other, in processes of this machine, or on a Ray cluster.",
+        "Where members train: one after the other, in processes of this machine, on a Ray cluster, or all at once on "
+        "one device, with synchronous decisions.",
     )
     workers: int | None = setting(
         None, "Processes, for backend process. None: as many as there are cores.", at_least=1, at_most=MOST_UNITS

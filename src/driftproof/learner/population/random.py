@@ -30,6 +30,8 @@ class MemberGenerators:
         self.states, self.device = list(states), device
         self.is_single = device.type == "cpu"
         """Whether members draw as single agents do."""
+        self.device_state: Tensor | None = None
+        """State of the device's generator, if it has one of its own."""
 
     @contextlib.contextmanager
     def of(self, member: int) -> Iterator[None]:
@@ -41,6 +43,15 @@ class MemberGenerators:
         finally:
             self.states[member] = torch.get_rng_state()
             torch.set_rng_state(before)
+
+    @contextlib.contextmanager
+    def of_device(self) -> Iterator[None]:
+        """Use the population's state of the device's generator inside the block."""
+        if self.device.type == "cuda" and self.device_state is not None:
+            torch.cuda.set_rng_state(self.device_state, self.device)
+        yield
+        if self.device.type == "cuda":
+            self.device_state = torch.cuda.get_rng_state(self.device)
 
     def each(self, members: Sequence[int], draw: Callable[[int], T]) -> list[T]:
         """What some members draw, one after the other."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from driftproof._arguments import ArgumentError, check_count
-from driftproof.envs.tensor import TensorEnv
 from driftproof.learner.learner import UpdateSettings
 from driftproof.learner.population import MemberGenerators, PopulationLearner, PopulationRollout, PopulationState
 from driftproof.learner.rollout import failure_of_environment
@@ -18,14 +17,11 @@ from driftproof.nn.policies import DistributionalPolicy
 from driftproof.pbt.member import MakeAgent
 from driftproof.pbt.vectorized.host_rollouts import HostRollouts
 from driftproof.pbt.vectorized.tensor_rollouts import TensorRollouts
-from driftproof.ppo import DistributionalPPO
+from driftproof.ppo import DistributionalPPO, TensorVecEnv
 from driftproof.ppo.environments import renormalized
 from driftproof.ppo.generators import unchanged_generators
 from driftproof.ppo.tree import OWN_PLACE
 from driftproof.state import copy_tree
-
-MakeTensorEnv: TypeAlias = Callable[[int], TensorEnv]
-"""Returns a tensor environment of a given number of environments."""
 
 
 class VectorizedPopulation:
@@ -40,15 +36,14 @@ class VectorizedPopulation:
 
     Args:
         make_agent: Returns the agent of a member, by its id, with its own environments. Agents may differ in numbers.
+            If they have tensor environments, all members act in one, on the device.
         members: Number of members M.
-        make_env: Returns a tensor environment of as many environments, in which all members then act on the device; the
-            agents' own environments are ``TensorVecEnv`` of the same kind.
 
     Raises:
         ArgumentError: Agents differ in more than numbers, or have parts that no population can have.
     """
 
-    def __init__(self, make_agent: MakeAgent, members: int, make_env: MakeTensorEnv | None = None) -> None:
+    def __init__(self, make_agent: MakeAgent, members: int) -> None:
         check_count("members", members, at_least=1)
         self._make_agent = make_agent
         self.agents: list[DistributionalPPO] = []
@@ -64,15 +59,13 @@ class VectorizedPopulation:
                 _check(agent, first)
             self.state = PopulationState([agent.learner for agent in self.agents])
             self.generators = MemberGenerators([each["torch"] for each in self._random], self.state.device)
+            self.generators.device_state = self._random[0]["cuda"]
             self.learner = PopulationLearner(self.state, self.generators)
             shape = (first.n_steps, first.n_envs, first.batches.sequence_length)
             self.rollout = PopulationRollout(self.state.policy, *shape)
-            parts = (self.agents, self.state, self.rollout, self.generators)
+            kind = TensorRollouts if isinstance(first.env, TensorVecEnv) else HostRollouts
             self.rollouts: HostRollouts | TensorRollouts
-            if make_env is None:
-                self.rollouts = HostRollouts(*parts)
-            else:
-                self.rollouts = TensorRollouts(*parts, make_env(members * first.n_envs))
+            self.rollouts = kind(self.agents, self.state, self.rollout, self.generators)
         except BaseException:
             self.close()
             raise
@@ -89,17 +82,20 @@ class VectorizedPopulation:
             agent = self._make_agent(member)
             return agent, dict(agent.components()["random"].state_dict())
 
-    def renew(self, member: int, tree: Mapping[str, Any] | None = None) -> None:
+    def renew(self, member: int, tree: Mapping[str, Any] | None = None, as_made: bool = False) -> None:
         """Make a member's agent anew, after a failure or in another process.
 
         Args:
             member: The member.
             tree: State to restore; ``None``: it starts as a new agent.
+            as_made: Whether the agent is still as it was made, and need not be made again.
         """
-        _close(self.agents[member])
-        agent, generators = self._made(member)
-        # Registered before anything can fail, so that its environments get closed.
-        self.agents[member], self.state.learners[member] = agent, agent.learner
+        agent, generators = self.agents[member], self._random[member]
+        if not as_made:
+            _close(agent)
+            agent, generators = self._made(member)
+            # Registered before anything can fail, so that its environments get closed.
+            self.agents[member], self.state.learners[member] = agent, agent.learner
         if tree is not None:
             with unchanged_generators():
                 agent.load_state_tree(tree)
@@ -118,11 +114,13 @@ class VectorizedPopulation:
             tree = agent.state_tree()
             with unchanged_generators():
                 own.load_state_tree({**tree, "random": own.components()["random"].state_dict()})
-        self._read(i, {**self._random[i], "torch": self.generators.states[i]})
+        now = {"torch": self.generators.states[i], "cuda": self.generators.device_state}
+        self._read(i, {**self._random[i], **now})
 
     def _read(self, member: int, generators: Mapping[str, Any]) -> None:
         self._random[member] = dict(generators)
         self.generators.states[member] = generators["torch"]
+        self.generators.device_state = generators["cuda"]
         self.state.read(member)
         self.rollouts.read(member)
         self.frozen.discard(member)
@@ -138,7 +136,10 @@ class VectorizedPopulation:
         """The state tree of a member's agent as of the last :meth:`write`, not copied."""
         tree = self.agents[member].current_states()
         own = {**self._random[member], "torch": self.generators.states[member]}
-        return {**tree, "random": {**tree["random"], **{name: own[name] for name in ("python", "numpy", "torch")}}}
+        if not self.generators.is_single:
+            own["cuda"] = self.generators.device_state
+        names = ("python", "numpy", "torch", "cuda")
+        return {**tree, "random": {**tree["random"], **{name: own[name] for name in names}}}
 
     def exploit(
         self, targets: Sequence[int], sources: Sequence[int], optimizer: str = "copy", restart: bool = True
@@ -202,7 +203,7 @@ class VectorizedPopulation:
         Returns:
             Members that failed, each with the error. Their state is undefined: :meth:`renew` them.
         """
-        with unchanged_generators():
+        with unchanged_generators(), self.generators.of_device():
             return self._train(updates, total_updates, callbacks)
 
     def _train(

@@ -11,6 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from torch import Tensor
 
 from driftproof._arguments import ArgumentError
+from driftproof.envs import tensor
 from driftproof.envs.tensor import TensorEnv
 from driftproof.learner.metrics import to_host
 from driftproof.learner.population import MemberGenerators, PopulationCollector, PopulationRollout, PopulationState
@@ -31,7 +32,6 @@ class TensorRollouts:
         state: State of the members.
         rollout: Rollouts to overwrite.
         generators: Random generators of the members.
-        env: Environments of all members, ``M * N``.
     """
 
     def __init__(
@@ -40,18 +40,18 @@ class TensorRollouts:
         state: PopulationState,
         rollout: PopulationRollout,
         generators: MemberGenerators,
-        env: TensorEnv,
     ) -> None:
-        if env.num_envs != state.members * rollout.envs:
-            raise ArgumentError(
-                f"{state.members} members of {rollout.envs} environments need {state.members * rollout.envs} in the "
-                f"tensor environment, not {env.num_envs}"
-            )
-        self.agents, self.rollout, self.generators, self.env = agents, rollout, generators, env
+        self.agents, self.rollout, self.generators = agents, rollout, generators
+        envs = [self._env_of(agent) for agent in agents]
+        first = envs[0]
+        if any((env.env_id, env.kwargs, env.device) != (first.env_id, first.kwargs, first.device) for env in envs):
+            raise ArgumentError("members need tensor environments of the same id, arguments and device")
+        self.env = tensor.make(first.env_id, len(envs) * rollout.envs, first.device, **first.kwargs)
+        """Environments of all members; those of a member begin, or continue, in :meth:`read`."""
+        self.env.reset()
         self.policy = state.policy
         self.state = state.policy.initial_state(rollout.envs)
         """Recurrent state before the last observations ``[M, layers, N, units]``."""
-        env.reset()
         shape = (state.members, rollout.envs)
         self.observation = torch.zeros_like(rollout.observations[:, 0])  # type: ignore[index]
         self.starts = torch.ones(shape, dtype=torch.bool, device=rollout.device)
@@ -75,8 +75,8 @@ class TensorRollouts:
         self.observation[member].copy_(torch.as_tensor(worker.observation))
         self.starts[member].copy_(torch.as_tensor(worker.starts))
         own, whole = self._env_of(agent).state_dict(), self.env.state_dict()
-        for name, tensor in whole.items():
-            tensor[rows].copy_(own[name])
+        for name, stack in whole.items():
+            stack[rows].copy_(own[name])
         self.env.load_state_dict(whole)
 
     def write(self, member: int) -> None:
@@ -164,8 +164,8 @@ class TensorRollouts:
         states = self.env.state_dict()
         for member in members:
             rows = self._rows(member)
-            for name, tensor in states.items():
-                tensor[rows].copy_(before["env"][name][rows])
+            for name, stack in states.items():
+                stack[rows].copy_(before["env"][name][rows])
             self.observation[member].copy_(before["observation"][member])
             self.starts[member].copy_(before["starts"][member])
             for part, old in zip(_parts(self.state), before["state"], strict=True):
