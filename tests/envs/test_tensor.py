@@ -249,17 +249,16 @@ def test_a_loaded_state_continues_exactly(env_id, steps):
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_joined_environments_continue_as_each(env_id):
+def test_states_continue_in_other_places(env_id):
     one, other = made(env_id, 2, seed=3)[0], made(env_id, 3, seed=50)[0]
     for taken in actions(env_id, 20):
         one.step(taken[:2])
         other.step(taken[2:])
-    whole = tensor.joined([one, other])
+    whole, states = made(env_id)[0], (one.state_dict(), other.state_dict())
+    whole.load_state_dict({name: torch.cat([state[name] for state in states]) for name in states[0]})
     for taken in actions(env_id, 70, seed=1):
         apart = zip(one.step(taken[:2]), other.step(taken[2:]), strict=True)
         assert_equal_steps(whole.step(taken), [torch.cat(parts) for parts in apart])
-    with pytest.raises(ValueError, match="same id, arguments and device"):
-        tensor.joined([one, tensor.make("Pendulum-v1", 2)])
 
 
 @pytest.mark.parametrize("steps", [1, 7, 13, 30, 100])
