@@ -27,7 +27,7 @@ def populations(env_id):
             settings = {"n_steps": 16, "batch_size": 64, "seed": member, "device": "cuda"}
             return DistributionalPPO("MlpLstmPolicy", TensorVecEnv(worlds(env_id, 4)), **settings)
 
-        population = VectorizedPopulation(make, 3, lambda envs: worlds(env_id, envs))
+        population = VectorizedPopulation(make, 3)
         population.rollouts.captures = captures
         for member in range(3):
             population._begin(member, 10, None)
