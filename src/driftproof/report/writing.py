@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from driftproof.report.backtest import backtests
 from driftproof.report.bundles import bundled
 from driftproof.report.charts import Absent, Section
 from driftproof.report.drift import drift, forgetting
@@ -74,6 +75,7 @@ def _page(found: Sequence[Run]) -> str:
     sections: list[Section | Absent] = [
         learning(bundles),
         evaluation(bundles),
+        backtests(bundles),
         robustness(bundles),
         drift(bundles),
         forgetting(bundles),
