@@ -23,6 +23,7 @@ from driftproof._arguments import ArgumentError, check_flag, check_number
 from driftproof._registry import CORES
 from driftproof._text import printable
 from driftproof.nn.grouped import gru_cell, linear, lstm_cell
+from driftproof.nn.recurrence import reason_against_kernels, recurrence
 from driftproof.nn.segments import Segments
 
 State: TypeAlias = tuple[Tensor, ...]
@@ -157,6 +158,10 @@ class _TorchCore(Core):
     def _grouped_cell(self, input_gates: Tensor, hidden_gates: Tensor, state: State) -> State:
         """:meth:`_cell` for groups ``[G, B, units]``, from the gates' arguments by inputs and by hidden state."""
 
+    @abstractmethod
+    def _biases(self, b_ih: Tensor, b_hh: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Biases of the gates that do not depend on the state, and the one that does, as a GRU's reset gate scales it."""
+
     @property
     def _is_grouped(self) -> bool:
         weight: Any = self.recurrence.weight_hh_l0
@@ -193,17 +198,28 @@ class _TorchCore(Core):
             output, new = self.recurrence(inputs, state if self.parts > 1 else state[0])
         return output, new if self.parts > 1 else (new,)
 
-    def _run_grouped(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
-        """:meth:`run` layer by layer, with one product of all inputs over time."""
+    def masked(self, inputs: Tensor, state: State, keep: Tensor) -> Tensor:
+        if self._is_grouped:
+            return self._run_grouped(inputs, state, keep)[0]
+        weight: Any = self.recurrence.weight_hh_l0
+        if reason_against_kernels(weight) is not None:
+            return super().masked(inputs, state, keep)
+        group = tuple(part.unsqueeze(0) for part in state)
+        return self._run_grouped(inputs.unsqueeze(0), group, keep.unsqueeze(0))[0].squeeze(0)
+
+    def _run_grouped(self, inputs: Tensor, state: State, keep: Tensor | None = None) -> tuple[Tensor, State]:
+        """:meth:`run` and :meth:`masked` layer by layer, with one product of all inputs over time."""
         new = []
         for layer in range(self.layers):
             w_ih, w_hh, b_ih, b_hh = self._layer_weights(layer)
-            now, outputs = tuple(part.select(-3, layer) for part in state), []
-            for input_gates in linear(self._between(layer, inputs), w_ih, b_ih).unbind(-3):
-                now = self._grouped_cell(input_gates, linear(now[0], w_hh, b_hh), now)
-                outputs.append(now[0])
-            inputs = torch.stack(outputs, -3)
-            new.append(now)
+            if not self._is_grouped:
+                w_ih, w_hh = w_ih.unsqueeze(0), w_hh.unsqueeze(0)
+                b_ih, b_hh = (None, None) if b_ih is None else (b_ih.unsqueeze(0), b_hh.unsqueeze(0))
+            bias, candidate_bias = (None, None) if b_ih is None else self._biases(b_ih, b_hh)
+            gates = linear(self._between(layer, inputs), w_ih, bias)
+            before = tuple(part.select(-3, layer) for part in state)
+            inputs, after = recurrence(gates, w_hh, candidate_bias, before, keep)
+            new.append(after)
         return inputs, tuple(torch.stack(parts, -3) for parts in zip(*new, strict=True))
 
 
@@ -234,6 +250,9 @@ class LSTMCore(_TorchCore):
 
     def _grouped_cell(self, input_gates: Tensor, hidden_gates: Tensor, state: State) -> State:
         return lstm_cell(input_gates + hidden_gates, state[1])
+
+    def _biases(self, b_ih: Tensor, b_hh: Tensor) -> tuple[Tensor, Tensor | None]:
+        return b_ih + b_hh, None
 
     @property
     def can_fuse(self) -> bool:
@@ -280,6 +299,10 @@ class GRUCore(_TorchCore):
 
     def _grouped_cell(self, input_gates: Tensor, hidden_gates: Tensor, state: State) -> State:
         return (gru_cell(input_gates, hidden_gates, state[0]),)
+
+    def _biases(self, b_ih: Tensor, b_hh: Tensor) -> tuple[Tensor, Tensor | None]:
+        gates, candidate = torch.split(b_hh, [2 * self.units, self.units], -1)
+        return b_ih + nn.functional.pad(gates, (0, self.units)), candidate
 
 
 PairStep: TypeAlias = Callable[[Tensor, State, State], tuple[tuple[Tensor, State], tuple[Tensor, State]]]
