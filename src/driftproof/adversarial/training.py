@@ -161,7 +161,7 @@ class SmoothnessAdversary(Adversary):
         """KL(clean‖attacked) with a gradient, and the norms of the perturbations."""
 
         def evaluate(observations: Observation) -> Tensor:
-            parameters = self.policy.evaluate_actor(observations, part.state, part.attacked_segments)
+            parameters = self.policy.evaluate_actor(observations, part.state, part.attacked_segments, part.keep)
             return self._with_fixed_spread(parameters.float())
 
         clean = evaluate(part.observations) if self._fickle else self._with_fixed_spread(clean)
@@ -182,7 +182,7 @@ class SmoothnessAdversary(Adversary):
         heads = self.policy.heads
 
         def evaluate(observations: Observation) -> Tensor:
-            predictions = self.policy.evaluate_critics(observations, part.state, part.attacked_segments)
+            predictions = self.policy.evaluate_critics(observations, part.state, part.attacked_segments, part.keep)
             return torch.stack([prediction.float() for prediction in predictions])
 
         def difference(one: Tensor, other: Tensor) -> Tensor:

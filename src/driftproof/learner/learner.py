@@ -296,6 +296,7 @@ class Learner:
             orders,
             with_predictions=self.step.clip_mode is not None,
             static_shapes=isinstance(self.take_step, GraphedStep),
+            masks=self.step.takes_masks(),
             attacked=None if self.adversary is None else self.adversary.share,
         )
         coefficients = Coefficients(

@@ -122,6 +122,15 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class HasKernels(Protocol):
+    """A recurrent policy that may have kernels for sequences in which episodes start."""
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether masks of episode starts are faster than segments."""
+
+
+@runtime_checkable
 class HasDenseNetworks(Protocol):
     """Policy that may be nothing but dense layers on its observations."""
 

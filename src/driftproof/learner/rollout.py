@@ -53,7 +53,7 @@ class Minibatch(NamedTuple):
         valid: 0 where a step is not a transition, as a vector environment's reset; ``None``: all are.
         state: Recurrent state before the first step.
         segments: Where episodes start.
-        keep: The same as a mask ``[K, B]``, for static shapes; ``None``: use ``segments``.
+        keep: The same as a mask ``[K, B]``, for static shapes and kernels; ``None``: use ``segments``.
         attacked_segments: Where episodes start in the first sequences, which an adversary attacks.
     """
 
@@ -156,6 +156,7 @@ class Rollout:
         orders: list[Tensor],
         with_predictions: bool,
         static_shapes: bool,
+        masks: bool = False,
         attacked: Callable[[int], int] | None = None,
     ) -> Iterator[Minibatch]:
         """Minibatches of whole chunks ``[K, B]``, one pass for every order.
@@ -169,6 +170,7 @@ class Rollout:
             with_predictions: Include the critics' predictions, for value clipping.
             static_shapes: Give a mask of episode starts instead of segments, and fill the last minibatch up with
                 chunks that do not count.
+            masks: Give a mask of episode starts instead of segments.
             attacked: Maps the number of a minibatch's chunks to how many of them an adversary attacks.
         """
         padding = -self.steps % self.chunk
@@ -185,7 +187,7 @@ class Rollout:
         valid = None if is_whole and not static_shapes else chunked(self._to_device(self.valid))
         if valid is not None and padding:
             valid[-padding:, -self.envs :] = 0
-        keep = chunked(self._to_device(~self.resets)) if static_shapes else None
+        keep = chunked(self._to_device(~self.resets)) if static_shapes or masks else None
         everything = Minibatch(
             map_observation(self.observations, chunked),
             chunked(self.actions),
@@ -200,7 +202,7 @@ class Rollout:
             None,
             keep,
         )
-        cuts_segments = bool(self.states.actor + self.states.critic) and not static_shapes
+        cuts_segments = bool(self.states.actor + self.states.critic) and keep is None
         # Without recurrence, samples of several minibatches are gathered at once, and each minibatch is a view of them.
         at_once = self._batches_at_once(chunks_per_batch) if self.chunk == 1 and not static_shapes else 1
         for block in (block for order in orders for block in torch.split(order, chunks_per_batch * at_once)):

@@ -19,7 +19,7 @@ from driftproof.learner.direct import direct_losses
 from driftproof.learner.kl import KLStop
 from driftproof.learner.losses import Coefficients, ppo_losses
 from driftproof.learner.metrics import StepMetrics
-from driftproof.learner.networks import HasDenseNetworks, Policy
+from driftproof.learner.networks import HasDenseNetworks, HasKernels, Policy
 from driftproof.learner.rollout import Minibatch
 from driftproof.nn.dense import DenseNetworks
 from driftproof.nn.heads import ClipMode, QuantileHead
@@ -84,6 +84,11 @@ class OptimizerStep:
     def is_ready(self) -> bool:
         """Whether the optimizer's state has been created."""
         return self._has_stepped or bool(self.optimizer.state)
+
+    def takes_masks(self) -> bool:
+        """Whether masks of episode starts are faster than segments."""
+        with self.autocast():
+            return isinstance(self.policy, HasKernels) and self.policy.has_kernels
 
     def begin_update(self) -> None:
         """Look at the networks, which may have changed since the last update."""

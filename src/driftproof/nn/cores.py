@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
@@ -57,6 +57,11 @@ class Core(nn.Module, ABC):
     @abstractmethod
     def step(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         """One step of time ``[B, features]``: output ``[B, units]`` and the state after it."""
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether :meth:`masked` is one kernel, and thus the fastest form for sequences in which episodes start."""
+        return False
 
     def stepper(self) -> Step:
         """A fast form of :meth:`step` without gradients; weights must not change while it is used."""
@@ -160,7 +165,7 @@ class _TorchCore(Core):
 
     @abstractmethod
     def _biases(self, b_ih: Tensor, b_hh: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Biases of the gates that do not depend on the state, and the one that does, as a GRU's reset gate scales it."""
+        """Biases of the gates without regard to the state, and the one that a GRU's reset gate scales."""
 
     @property
     def _is_grouped(self) -> bool:
@@ -198,23 +203,41 @@ class _TorchCore(Core):
             output, new = self.recurrence(inputs, state if self.parts > 1 else state[0])
         return output, new if self.parts > 1 else (new,)
 
-    def masked(self, inputs: Tensor, state: State, keep: Tensor) -> Tensor:
-        if self._is_grouped:
-            return self._run_grouped(inputs, state, keep)[0]
+    @property
+    def has_kernels(self) -> bool:
         weight: Any = self.recurrence.weight_hh_l0
-        if reason_against_kernels(weight) is not None:
-            return super().masked(inputs, state, keep)
-        group = tuple(part.unsqueeze(0) for part in state)
-        return self._run_grouped(inputs.unsqueeze(0), group, keep.unsqueeze(0))[0].squeeze(0)
+        return reason_against_kernels(weight) is None
 
-    def _run_grouped(self, inputs: Tensor, state: State, keep: Tensor | None = None) -> tuple[Tensor, State]:
-        """:meth:`run` and :meth:`masked` layer by layer, with one product of all inputs over time."""
+    def masked(self, inputs: Tensor, state: State, keep: Tensor) -> Tensor:
+        if self._is_grouped or self.has_kernels:
+            return self.masked_as_one([self], [inputs], [state], keep)[0]
+        return super().masked(inputs, state, keep)
+
+    def masked_as_one(
+        self, cores: Sequence[Any], inputs: Sequence[Tensor], states: Sequence[State], keep: Tensor
+    ) -> tuple[Tensor, ...]:
+        """:meth:`masked` of cores like this one."""
+        grouped = self._is_grouped
+        state = tuple(_joined(parts, grouped) for parts in zip(*states, strict=True))
+        outputs, _ = self._run_grouped(_joined(inputs, grouped), state, _joined([keep] * len(cores), grouped), cores)
+        return outputs.chunk(len(cores)) if grouped else outputs.unbind()
+
+    def is_like(self, other: Core) -> bool:
+        """Whether cores differ in weights alone."""
+        mine, its = (
+            (type(core), core.features, core.units, core.layers, getattr(core.recurrence, "bias", None))
+            for core in (self, other)
+        )
+        return mine == its
+
+    def _run_grouped(
+        self, inputs: Tensor, state: State, keep: Tensor | None = None, cores: Sequence[Any] = ()
+    ) -> tuple[Tensor, State]:
+        """:meth:`run` and :meth:`masked` of cores layer by layer, with one product of all inputs over time."""
         new = []
         for layer in range(self.layers):
-            w_ih, w_hh, b_ih, b_hh = self._layer_weights(layer)
-            if not self._is_grouped:
-                w_ih, w_hh = w_ih.unsqueeze(0), w_hh.unsqueeze(0)
-                b_ih, b_hh = (None, None) if b_ih is None else (b_ih.unsqueeze(0), b_hh.unsqueeze(0))
+            weights = [core._layer_weights(layer) for core in cores or [self]]
+            w_ih, w_hh, b_ih, b_hh = (_joined(each, self._is_grouped) for each in zip(*weights, strict=True))
             bias, candidate_bias = (None, None) if b_ih is None else self._biases(b_ih, b_hh)
             gates = linear(self._between(layer, inputs), w_ih, bias)
             before = tuple(part.select(-3, layer) for part in state)
@@ -303,6 +326,27 @@ class GRUCore(_TorchCore):
     def _biases(self, b_ih: Tensor, b_hh: Tensor) -> tuple[Tensor, Tensor | None]:
         gates, candidate = torch.split(b_hh, [2 * self.units, self.units], -1)
         return b_ih + nn.functional.pad(gates, (0, self.units)), candidate
+
+
+def masked_pair(
+    cores: tuple[Core, Core], inputs: tuple[Tensor, Tensor], states: tuple[State, State], keep: Tensor
+) -> tuple[Tensor, Tensor]:
+    """:meth:`Core.masked` of two cores: in one kernel, if they have kernels and differ in weights alone."""
+    first, second = cores
+    if not (isinstance(first, _TorchCore) and first.has_kernels and first.is_like(second)):
+        return first.masked(inputs[0], states[0], keep), second.masked(inputs[1], states[1], keep)
+    return first.masked_as_one([first, second], inputs, states, keep)  # type: ignore[return-value]
+
+
+def _joined(parts: Sequence[Any], is_grouped: bool) -> Any:
+    """Tensors of several cores along one group axis, in front of those of single cores; ``None`` if they are absent."""
+    if parts[0] is None:
+        return None
+    if is_grouped:
+        return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+    if all(part is parts[0] for part in parts):
+        return parts[0].expand(len(parts), *parts[0].shape)
+    return torch.stack(tuple(parts))
 
 
 PairStep: TypeAlias = Callable[[Tensor, State, State], tuple[tuple[Tensor, State], tuple[Tensor, State]]]

@@ -27,6 +27,7 @@ from driftproof.nn.cores import (
     State,
     check_core_options,
     make_core,
+    masked_pair,
 )
 from driftproof.nn.dense import DenseNetworks, dense_networks, is_watched
 from driftproof.nn.distributions import Gaussian, distribution_for
@@ -204,11 +205,25 @@ class DistributionalPolicy(Acting):
         critic_features = features
         if self.critic_features_extractor is not None:
             critic_features = self._sequence_features(observation, self.critic_features_extractor)
-        memory = _run(self.actor_core, features, state.actor, segments, keep)
-        critic_memory = self._shared(memory)
-        if self.critic_core is not None:
-            critic_memory = _run(self.critic_core, critic_features, state.critic, segments, keep)
+        memory, critic_memory = self.run_cores((features, critic_features), state, segments, keep)
         return Evaluation(self._sequence_parameters(memory), self._sequence_predictions(critic_memory))
+
+    def run_cores(
+        self, features: tuple[Tensor, Tensor], state: PolicyState, segments: Segments | None, keep: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs of the cores for actor and critics, from the features of each."""
+        if self.critic_core is None:
+            memory = _run(self.actor_core, features[0], state.actor, segments, keep)
+            return memory, self._shared(memory)
+        if keep is not None:
+            return masked_pair((self.actor_core, self.critic_core), features, state, keep)
+        memory = self.actor_core(features[0], state.actor, segments)
+        return memory, self.critic_core(features[1], state.critic, segments)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether the recurrence is one kernel, so that masks of episode starts are faster than segments."""
+        return all(core.has_kernels or isinstance(core, NoCore) for core in self._cores()) and self.is_recurrent
 
     def dense_networks(self) -> DenseNetworks | None:
         """Actor and critics for :meth:`evaluate_dense`, if they are nothing but dense layers on the observations."""

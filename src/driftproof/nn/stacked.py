@@ -59,11 +59,12 @@ class StackedPolicy:
             state: Recurrent state before the first step.
             keep: 0 where an episode starts ``[M, T, B]``; ``None``: nowhere after the first step.
         """
-        features, critic_features = self._features(observation, 3)
-        memory = self._run("actor_core", features, state.actor, keep)
-        critic_memory = memory.detach() if self.like.shared_lstm else memory
-        if self.like.critic_core is not None:
-            critic_memory = self._run("critic_core", critic_features, state.critic, keep)
+        cores = {
+            f"module.{name}": w for name, w in self.weights.items() if name.startswith(("actor_core", "critic_core"))
+        }
+        memory, critic_memory = functional_call(
+            _Named(self.like), cores, ("run_cores", self._features(observation, 3), state, None, keep)
+        )
         return Evaluation(self._actor_outputs(memory)[0], self.predict_returns(critic_memory))
 
     def step(self, observation: Observation, state: PolicyState) -> Step:
@@ -133,14 +134,6 @@ class StackedPolicy:
             else:
                 values = torch.vmap(lambda w, x, layer=layer: functional_call(layer, w, (x,)))(weights, values)
         return values
-
-    def _run(self, name: str, features: Tensor, state: tuple[Tensor, ...], keep: Tensor | None) -> Tensor:
-        result: Tensor
-        if keep is None:
-            result = self._call(name, "forward", features, state)
-        else:
-            result = self._call(name, "masked", features, state, keep)
-        return result
 
     def _call(self, name: str, method: str, *arguments: Any) -> Any:
         """Call a method of a module, with the stacked weights in place of its own."""

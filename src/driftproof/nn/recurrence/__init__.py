@@ -21,8 +21,6 @@ except ModuleNotFoundError:  # Triton is a part of torch's builds for CUDA only.
     fused = None
 
 Recurrence: TypeAlias = tuple[Tensor, tuple[Tensor, ...]]
-LARGEST = 512
-"""Units above which the kernels do not run."""
 
 
 def recurrence(
@@ -49,8 +47,16 @@ def recurrence(
     return result
 
 
-def reason_against_kernels(weight: Tensor, dtype: torch.dtype = torch.float32) -> str | None:
-    """Why the plain form runs for these recurrent weights and inputs of this type; ``None``: the kernels do."""
+def reason_against_kernels(weight: Tensor, dtype: torch.dtype | None = None) -> str | None:
+    """Why the plain form runs for these recurrent weights; ``None``: the kernels do.
+
+    Args:
+        weight: Recurrent weights, of one or more members.
+        dtype: Type of the inputs; ``None``: that of products at present, which autocast may change.
+    """
+    if dtype is None:
+        device = weight.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     if fused is None:
         return "Triton is not installed"
     if not weight.is_cuda and not fused.INTERPRETED:
@@ -59,7 +65,10 @@ def reason_against_kernels(weight: Tensor, dtype: torch.dtype = torch.float32) -
         return f"weights are {weight.dtype} and inputs {dtype}"
     if weight.is_cuda and torch.cuda.get_device_capability(weight.device) < (8, 0):
         return "the device has no tensor cores for bfloat16 and TF32"
-    return f"more than {LARGEST} units" if weight.shape[-1] > LARGEST else None
+    units, gates = weight.shape[-1], weight.shape[-2] // weight.shape[-1]
+    if fused.Plan.of(units, gates, product_precision(dtype), weight.device) is None:
+        return f"weights of {units} units do not fit on the chip"
+    return None
 
 
 def product_precision(dtype: torch.dtype) -> str:

@@ -1,14 +1,13 @@
 """Triton kernels of the recurrence of LSTM and GRU: the loop over time runs inside of a kernel.
 
-One program runs ``ROWS`` sequences of one member. *Resident* kernels hold all recurrent weights of a member on the
-chip, in registers, and the state with them. *Streaming* kernels, for weights that do not fit, read them tile by tile at
-every step, from the L2 cache if it can hold them; there the state passes from step to step through memory.
+A program runs ``ROWS`` sequences of one member and holds its recurrent weights on the chip. Weights that do not fit
+there are split by units among ``WIDTH / COLUMNS`` programs, which exchange their parts of the state through memory, and
+wait for each other, at every step.
 
 Matrix products are in bfloat16 or TF32, in three TF32 products (as exact as float32), or in float32; sums and states
 are float32.
 """
 
-# Kernels are compiled from their source: types of arguments are those of the call, and constants are in capitals.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
 import triton
@@ -89,28 +88,63 @@ def _gru_gradients(g0, g1, g2, product, before, d_hidden):
 
 
 @triton.jit
-def forward_resident(
-    inputs, weight, bias, hidden, cell, keep, outputs, cells, gates, previous, STEPS, BATCH,
-    UNITS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, GRU: tl.constexpr, BIAS: tl.constexpr,
-    PRECISION: tl.constexpr, FAST: tl.constexpr,
+def _place(meeting, PARTS: tl.constexpr):
+    """This program's part of the units, its group, and the counter where the programs of its group meet.
+
+    Parts are numbered in the order in which programs start: all parts of earlier groups then run or have ended, so that
+    a group whose parts have not all started waits for groups that end, and never for itself.
+    """
+    program = tl.program_id(0)
+    if PARTS > 1:
+        program = tl.atomic_add(meeting, 1)
+    group = program // PARTS
+    return program % PARTS, group, meeting + 32 * (1 + group)  # A line of the cache for each.
+
+
+@triton.jit
+def _arrive(meeting, PARTS: tl.constexpr):
+    """Let the group's other programs see what all threads of this program have written."""
+    if PARTS > 1:
+        tl.debug_barrier()
+        tl.atomic_add(meeting, 1, sem="release")
+
+
+@triton.jit
+def _wait(meeting, times, PARTS: tl.constexpr):
+    """Wait until all programs of the group have arrived so many times."""
+    if PARTS > 1:
+        while tl.atomic_add(meeting, 0, sem="acquire") < times * PARTS:
+            pass
+        tl.debug_barrier()
+
+
+@triton.jit
+def forward(
+    inputs, weight, bias, hidden, cell, keep, outputs, cells, gates, previous, meeting, STEPS, BATCH,
+    UNITS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, GRU: tl.constexpr,
+    BIAS: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """All steps; writes outputs, cells, gates and the masked hidden states before each step."""
     GATES: tl.constexpr = 3 if GRU else 4
-    member = tl.program_id(0).to(tl.int64)
-    rows, units = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    PARTS: tl.constexpr = WIDTH // COLUMNS
+    part, group, meeting = _place(meeting, PARTS)
+    blocks = tl.cdiv(BATCH, ROWS)
+    member, rows = (group // blocks).to(tl.int64), group % blocks * ROWS + tl.arange(0, ROWS)
+    units, inner = part * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
     present = rows < BATCH
     mask = present[:, None] & (units < UNITS)[None, :]
+    whole = present[:, None] & (inner < UNITS)[None, :]
     weight += member * GATES * UNITS * UNITS
-    w0 = tl.trans(_weight(weight, units, units, UNITS, PRECISION))
-    w1 = tl.trans(_weight(weight + UNITS * UNITS, units, units, UNITS, PRECISION))
-    w2 = tl.trans(_weight(weight + 2 * UNITS * UNITS, units, units, UNITS, PRECISION))
+    w0 = tl.trans(_weight(weight, units, inner, UNITS, PRECISION))
+    w1 = tl.trans(_weight(weight + UNITS * UNITS, units, inner, UNITS, PRECISION))
+    w2 = tl.trans(_weight(weight + 2 * UNITS * UNITS, units, inner, UNITS, PRECISION))
     if not GRU:
-        w3 = tl.trans(_weight(weight + 3 * UNITS * UNITS, units, units, UNITS, PRECISION))
+        w3 = tl.trans(_weight(weight + 3 * UNITS * UNITS, units, inner, UNITS, PRECISION))
     # Places in [M, B, units], and in a step of [M, T, B, units], of [M, T, B, gates * units] and of [M, T, B].
     places = rows[:, None] * UNITS + units[None, :]
     h = tl.load(hidden + member * BATCH * UNITS + places, mask, 0.0).to(tl.float32)
     if GRU:
-        b = tl.zeros([WIDTH], tl.float32)
+        b = tl.zeros([COLUMNS], tl.float32)
         if BIAS:
             b += tl.load(bias + member * UNITS + units, units < UNITS, 0.0)
     else:
@@ -119,9 +153,9 @@ def forward_resident(
     keep += start + rows
     outputs += start * UNITS + places
     cells += start * UNITS + places
+    all_previous = previous + start * UNITS + rows[:, None] * UNITS + inner[None, :]
     previous += start * UNITS + places
-    wide = rows[:, None] * (GATES * UNITS) + units[None, :]
-    inputs += start * GATES * UNITS + wide
+    inputs += start * GATES * UNITS + rows[:, None] * (GATES * UNITS) + units[None, :]
     gates += start * 4 * UNITS + rows[:, None] * (4 * UNITS) + units[None, :]
     # Inputs are loaded a step ahead, as the loads take longer than the products.
     x0 = tl.load(inputs, mask, 0.0)
@@ -130,37 +164,48 @@ def forward_resident(
     if not GRU:
         x3 = tl.load(inputs + 3 * UNITS, mask, 0.0)
     kept = tl.load(keep, present, 0.0)
+    h *= kept[:, None]
+    tl.store(previous, h, mask)
+    _arrive(meeting, PARTS)
     for step in range(STEPS):
         ahead = mask & (step + 1 < STEPS)
         inputs += BATCH * GATES * UNITS
         keep += BATCH
+        previous += BATCH * UNITS
         y0 = tl.load(inputs, ahead, 0.0)
         y1 = tl.load(inputs + UNITS, ahead, 0.0)
         y2 = tl.load(inputs + 2 * UNITS, ahead, 0.0)
         if not GRU:
             y3 = tl.load(inputs + 3 * UNITS, ahead, 0.0)
         kept_next = tl.load(keep, present & (step + 1 < STEPS), 0.0)
-        h *= kept[:, None]
-        tl.store(previous, h, mask)
-        a0 = _product(h, w0, x0.to(tl.float32), PRECISION)
-        a1 = _product(h, w1, x1.to(tl.float32), PRECISION)
+        if PARTS > 1:
+            _wait(meeting, step + 1, PARTS)
+            before = tl.load(all_previous, whole, 0.0, cache_modifier=".cg")
+            all_previous += BATCH * UNITS
+        else:
+            before = h
+        a0 = _product(before, w0, x0.to(tl.float32), PRECISION)
+        a1 = _product(before, w1, x1.to(tl.float32), PRECISION)
         if GRU:
-            a2 = _product(h, w2, tl.zeros([ROWS, WIDTH], tl.float32), PRECISION) + b[None, :]
-            g0, g1, g2, h = _gru(a0, a1, x2.to(tl.float32), a2, h, FAST)
+            a2 = _product(before, w2, tl.zeros([ROWS, COLUMNS], tl.float32), PRECISION) + b[None, :]
+            g0, g1, g2, output = _gru(a0, a1, x2.to(tl.float32), a2, h, FAST)
             g3 = a2
         else:
-            a2 = _product(h, w2, x2.to(tl.float32), PRECISION)
-            a3 = _product(h, w3, x3.to(tl.float32), PRECISION)
-            g0, g1, g2, g3, h, c = _lstm(a0, a1, a2, a3, c * kept[:, None], FAST)
+            a2 = _product(before, w2, x2.to(tl.float32), PRECISION)
+            a3 = _product(before, w3, x3.to(tl.float32), PRECISION)
+            g0, g1, g2, g3, output, c = _lstm(a0, a1, a2, a3, c * kept[:, None], FAST)
+        h = output * kept_next[:, None]
+        tl.store(previous, h, ahead)
+        _arrive(meeting, PARTS)
+        if not GRU:
             tl.store(cells, c, mask)
-        tl.store(outputs, h, mask)
+        tl.store(outputs, output, mask)
         tl.store(gates, g0, mask)
         tl.store(gates + UNITS, g1, mask)
         tl.store(gates + 2 * UNITS, g2, mask)
         tl.store(gates + 3 * UNITS, g3, mask)
         outputs += BATCH * UNITS
         cells += BATCH * UNITS
-        previous += BATCH * UNITS
         gates += BATCH * 4 * UNITS
         x0, x1, x2, kept = y0, y1, y2, kept_next
         if not GRU:
@@ -168,38 +213,44 @@ def forward_resident(
 
 
 @triton.jit
-def backward_resident(
-    weight, cell, keep, cells, gates, previous, d_outputs, d_cell_last, d_inputs, d_products, d_hidden, d_cell,
+def backward(
+    weight, cell, keep, cells, gates, previous, d_outputs, d_cell_last, d_inputs, d_products, d_hidden, d_cell, meeting,
     STEPS, BATCH,
-    UNITS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, GRU: tl.constexpr, LAST: tl.constexpr,
-    PRECISION: tl.constexpr, FAST: tl.constexpr,
+    UNITS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, GRU: tl.constexpr,
+    LAST: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """All steps, the last first: gradients of inputs, of recurrent products (GRU only) and of the initial state."""
     GATES: tl.constexpr = 3 if GRU else 4
-    member = tl.program_id(0).to(tl.int64)
-    rows, units = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    PARTS: tl.constexpr = WIDTH // COLUMNS
+    part, group, meeting = _place(meeting, PARTS)
+    blocks = tl.cdiv(BATCH, ROWS)
+    member, rows = (group // blocks).to(tl.int64), group % blocks * ROWS + tl.arange(0, ROWS)
+    units, inner = part * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
     present = rows < BATCH
     mask = present[:, None] & (units < UNITS)[None, :]
+    whole = present[:, None] & (inner < UNITS)[None, :]
     weight += member * GATES * UNITS * UNITS
-    w0 = _weight(weight, units, units, UNITS, PRECISION)
-    w1 = _weight(weight + UNITS * UNITS, units, units, UNITS, PRECISION)
-    w2 = _weight(weight + 2 * UNITS * UNITS, units, units, UNITS, PRECISION)
+    w0 = _weight(weight, inner, units, UNITS, PRECISION)
+    w1 = _weight(weight + UNITS * UNITS, inner, units, UNITS, PRECISION)
+    w2 = _weight(weight + 2 * UNITS * UNITS, inner, units, UNITS, PRECISION)
     if not GRU:
-        w3 = _weight(weight + 3 * UNITS * UNITS, units, units, UNITS, PRECISION)
+        w3 = _weight(weight + 3 * UNITS * UNITS, inner, units, UNITS, PRECISION)
     places = rows[:, None] * UNITS + units[None, :]
     first = member * BATCH * UNITS + places
-    dh = tl.zeros([ROWS, WIDTH], tl.float32)
     start = (member * STEPS + STEPS - 1) * BATCH
     keep += start + rows
     d_outputs += start * UNITS + places
     cells += start * UNITS + places
     previous += start * UNITS + places
-    wide = start * GATES * UNITS + rows[:, None] * (GATES * UNITS) + units[None, :]
-    d_inputs += wide
-    d_products += wide
+    wide = start * GATES * UNITS + rows[:, None] * (GATES * UNITS)
+    d_inputs += wide + units[None, :]
+    all_products = d_products + wide + inner[None, :]
+    d_products += wide + units[None, :]
     gates += start * 4 * UNITS + rows[:, None] * (4 * UNITS) + units[None, :]
+    zeros = tl.zeros([ROWS, COLUMNS], tl.float32)
+    dh = zeros
     if not GRU:
-        dc = tl.zeros([ROWS, WIDTH], tl.float32)
+        dc = zeros
         if LAST:
             dc += tl.load(d_cell_last + first, mask, 0.0)
         c_first = tl.load(cell + first, mask, 0.0).to(tl.float32)
@@ -215,7 +266,6 @@ def backward_resident(
     g2 = tl.load(gates + 2 * UNITS, mask, 0.0)
     g3 = tl.load(gates + 3 * UNITS, mask, 0.0)
     d_output = tl.load(d_outputs, mask, 0.0)
-    zeros = tl.zeros([ROWS, WIDTH], tl.float32)
     for left in range(STEPS - 1, -1, -1):
         keep -= BATCH
         d_outputs -= BATCH * UNITS
@@ -233,25 +283,36 @@ def backward_resident(
         dh += d_output.to(tl.float32)
         if GRU:
             next_before = tl.load(previous, ahead, 0.0)
-            d0, d1, d2, d3, dh = _gru_gradients(g0, g1, g2, g3, before.to(tl.float32), dh)
-            tl.store(d_products, d0, mask)
-            tl.store(d_products + UNITS, d1, mask)
-            tl.store(d_products + 2 * UNITS, d3, mask)
-            # A total for each product: a single one would wait for the product before.
-            dh = _product(d0, w0, dh, PRECISION)
-            dh += _product(d1, w1, zeros, PRECISION) + _product(d3, w2, zeros, PRECISION)
+            d0, d1, d_input, d2, dh = _gru_gradients(g0, g1, g2, g3, before.to(tl.float32), dh)
+            tl.store(d_inputs, d0, mask)
+            tl.store(d_inputs + UNITS, d1, mask)
+            tl.store(d_inputs + 2 * UNITS, d_input, mask)
         else:
             next_before = tl.load(cells, mask & (left > 1), 0.0)
             before = tl.where(left > 0, before, c_first)
             d0, d1, d2, d3, dc = _lstm_gradients(g0, g1, g2, g3, c, before * kept[:, None], dh, dc, FAST)
             dc *= kept[:, None]
             c = before
-            tl.store(d_inputs + 3 * UNITS, d3, mask)
-            dh = _product(d0, w0, zeros, PRECISION) + _product(d1, w1, zeros, PRECISION)
+            dh = zeros
+            tl.store(d_products + 3 * UNITS, d3, mask)
+        tl.store(d_products, d0, mask)
+        tl.store(d_products + UNITS, d1, mask)
+        tl.store(d_products + 2 * UNITS, d2, mask)
+        if PARTS > 1:
+            _arrive(meeting, PARTS)
+            _wait(meeting, STEPS - left, PARTS)
+            d0 = tl.load(all_products, whole, 0.0, cache_modifier=".cg")
+            d1 = tl.load(all_products + UNITS, whole, 0.0, cache_modifier=".cg")
+            d2 = tl.load(all_products + 2 * UNITS, whole, 0.0, cache_modifier=".cg")
+            if not GRU:
+                d3 = tl.load(all_products + 3 * UNITS, whole, 0.0, cache_modifier=".cg")
+            all_products -= BATCH * GATES * UNITS
+        # A total for each product: a single one would wait for the product before.
+        dh = _product(d0, w0, dh, PRECISION) + _product(d1, w1, zeros, PRECISION)
+        if GRU:
+            dh += _product(d2, w2, zeros, PRECISION)
+        else:
             dh += _product(d2, w2, zeros, PRECISION) + _product(d3, w3, zeros, PRECISION)
-        tl.store(d_inputs, d0, mask)
-        tl.store(d_inputs + UNITS, d1, mask)
-        tl.store(d_inputs + 2 * UNITS, d2, mask)
         dh *= kept[:, None]
         d_inputs -= BATCH * GATES * UNITS
         d_products -= BATCH * GATES * UNITS
@@ -260,181 +321,3 @@ def backward_resident(
     tl.store(d_hidden + first, dh, mask)
     if not GRU:
         tl.store(d_cell + first, dc, mask)
-
-
-@triton.jit
-def forward_streaming(
-    inputs, weight, bias, hidden, cell, keep, outputs, cells, gates, previous, STEPS, BATCH,
-    UNITS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, GRU: tl.constexpr, BIAS: tl.constexpr,
-    PRECISION: tl.constexpr, FAST: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
-    """As :func:`forward_resident`, with tiles of ``DEPTH`` by ``COLUMNS`` weights."""
-    GATES: tl.constexpr = 3 if GRU else 4
-    member = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    present = rows < BATCH
-    start = member * STEPS * BATCH
-    weight += member * GATES * UNITS * UNITS
-    keep += start + rows
-    outputs += start * UNITS
-    cells += start * UNITS
-    previous += start * UNITS
-    inputs += start * GATES * UNITS
-    gates += start * 4 * UNITS
-    hidden += member * BATCH * UNITS
-    cell += member * BATCH * UNITS
-    kept = tl.load(keep, present, 0.0)
-    for column in range(0, WIDTH, COLUMNS):
-        units = column + tl.arange(0, COLUMNS)
-        mask = present[:, None] & (units < UNITS)[None, :]
-        places = rows[:, None] * UNITS + units[None, :]
-        h = tl.load(hidden + places, mask, 0.0).to(tl.float32)
-        tl.store(previous + places, h * kept[:, None], mask)
-    for step in range(STEPS):
-        tl.debug_barrier()  # The state was written by other threads.
-        kept_next = tl.load(keep + BATCH, present & (step + 1 < STEPS), 0.0)
-        for column in range(0, WIDTH, COLUMNS):
-            units = column + tl.arange(0, COLUMNS)
-            mask = present[:, None] & (units < UNITS)[None, :]
-            places = rows[:, None] * UNITS + units[None, :]
-            wide = rows[:, None] * (GATES * UNITS) + units[None, :]
-            a0 = tl.load(inputs + wide, mask, 0.0).to(tl.float32)
-            a1 = tl.load(inputs + UNITS + wide, mask, 0.0).to(tl.float32)
-            x2 = tl.load(inputs + 2 * UNITS + wide, mask, 0.0).to(tl.float32)
-            if GRU:
-                a2 = tl.zeros([ROWS, COLUMNS], tl.float32)
-                if BIAS:
-                    a2 += tl.load(bias + member * UNITS + units, units < UNITS, 0.0)[None, :]
-            else:
-                a2 = x2
-                a3 = tl.load(inputs + 3 * UNITS + wide, mask, 0.0).to(tl.float32)
-            for depth in range(0, WIDTH, DEPTH):
-                inner = depth + tl.arange(0, DEPTH)
-                h = tl.load(
-                    previous + rows[:, None] * UNITS + inner[None, :],
-                    present[:, None] & (inner < UNITS)[None, :], 0.0,
-                )  # fmt: skip
-                w0 = _weight(weight, units, inner, UNITS, PRECISION)
-                w1 = _weight(weight + UNITS * UNITS, units, inner, UNITS, PRECISION)
-                w2 = _weight(weight + 2 * UNITS * UNITS, units, inner, UNITS, PRECISION)
-                a0 = _product(h, tl.trans(w0), a0, PRECISION)
-                a1 = _product(h, tl.trans(w1), a1, PRECISION)
-                a2 = _product(h, tl.trans(w2), a2, PRECISION)
-                if not GRU:
-                    w3 = _weight(weight + 3 * UNITS * UNITS, units, inner, UNITS, PRECISION)
-                    a3 = _product(h, tl.trans(w3), a3, PRECISION)
-            is_first = step == 0
-            if GRU:
-                before = tl.load(outputs - BATCH * UNITS + places, mask & (step > 0), 0.0)
-                before += tl.load(hidden + places, mask & is_first, 0.0).to(tl.float32)
-                g0, g1, g2, new = _gru(a0, a1, x2, a2, before * kept[:, None], FAST)
-                g3 = a2
-            else:
-                before = tl.load(cells - BATCH * UNITS + places, mask & (step > 0), 0.0)
-                before += tl.load(cell + places, mask & is_first, 0.0).to(tl.float32)
-                g0, g1, g2, g3, new, c = _lstm(a0, a1, a2, a3, before * kept[:, None], FAST)
-                tl.store(cells + places, c, mask)
-            tl.store(outputs + places, new, mask)
-            tl.store(previous + BATCH * UNITS + places, new * kept_next[:, None], mask & (step + 1 < STEPS))
-            tall = gates + rows[:, None] * (4 * UNITS) + units[None, :]
-            tl.store(tall, g0, mask)
-            tl.store(tall + UNITS, g1, mask)
-            tl.store(tall + 2 * UNITS, g2, mask)
-            tl.store(tall + 3 * UNITS, g3, mask)
-        kept = kept_next
-        keep += BATCH
-        outputs += BATCH * UNITS
-        cells += BATCH * UNITS
-        previous += BATCH * UNITS
-        inputs += BATCH * GATES * UNITS
-        gates += BATCH * 4 * UNITS
-
-
-@triton.jit
-def backward_streaming(
-    weight, cell, keep, cells, gates, previous, d_outputs, d_cell_last, d_inputs, d_products, d_hidden, d_cell,
-    STEPS, BATCH,
-    UNITS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, GRU: tl.constexpr, LAST: tl.constexpr,
-    PRECISION: tl.constexpr, FAST: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
-    """As :func:`backward_resident`, with tiles of weights; the initial state's gradients hold those of every step."""
-    GATES: tl.constexpr = 3 if GRU else 4
-    member = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    present = rows < BATCH
-    start = (member * STEPS + STEPS - 1) * BATCH
-    weight += member * GATES * UNITS * UNITS
-    keep += start + rows
-    d_outputs += start * UNITS
-    cells += start * UNITS
-    previous += start * UNITS
-    d_inputs += start * GATES * UNITS
-    d_products += start * GATES * UNITS
-    gates += start * 4 * UNITS
-    cell += member * BATCH * UNITS
-    d_hidden += member * BATCH * UNITS
-    d_cell += member * BATCH * UNITS
-    d_cell_last += member * BATCH * UNITS
-    for left in range(STEPS):
-        kept = tl.load(keep, present, 0.0)
-        later, is_first = left > 0, left == STEPS - 1
-        for column in range(0, WIDTH, COLUMNS):
-            units = column + tl.arange(0, COLUMNS)
-            mask = present[:, None] & (units < UNITS)[None, :]
-            places = rows[:, None] * UNITS + units[None, :]
-            tall = gates + rows[:, None] * (4 * UNITS) + units[None, :]
-            g0 = tl.load(tall, mask, 0.0).to(tl.float32)
-            g1 = tl.load(tall + UNITS, mask, 0.0).to(tl.float32)
-            g2 = tl.load(tall + 2 * UNITS, mask, 0.0).to(tl.float32)
-            g3 = tl.load(tall + 3 * UNITS, mask, 0.0).to(tl.float32)
-            dh = tl.load(d_outputs + places, mask, 0.0).to(tl.float32)
-            dh += tl.load(d_hidden + places, mask & later, 0.0)
-            wide = rows[:, None] * (GATES * UNITS) + units[None, :]
-            if GRU:
-                before = tl.load(previous + places, mask, 0.0).to(tl.float32)
-                d0, d1, d2, d3, dh = _gru_gradients(g0, g1, g2, g3, before, dh)
-                tl.store(d_products + wide, d0, mask)
-                tl.store(d_products + UNITS + wide, d1, mask)
-                tl.store(d_products + 2 * UNITS + wide, d3, mask)
-                tl.store(d_hidden + places, dh, mask)
-            else:
-                dc = tl.load(d_cell + places, mask & later, 0.0)
-                if LAST:
-                    dc += tl.load(d_cell_last + places, mask & (left == 0), 0.0)
-                c = tl.load(cells + places, mask, 0.0)
-                before = tl.load(cells - BATCH * UNITS + places, mask & (left < STEPS - 1), 0.0)
-                before += tl.load(cell + places, mask & is_first, 0.0).to(tl.float32)
-                d0, d1, d2, d3, dc = _lstm_gradients(g0, g1, g2, g3, c, before * kept[:, None], dh, dc, FAST)
-                tl.store(d_cell + places, dc * kept[:, None], mask)
-                tl.store(d_inputs + 3 * UNITS + wide, d3, mask)
-            tl.store(d_inputs + wide, d0, mask)
-            tl.store(d_inputs + UNITS + wide, d1, mask)
-            tl.store(d_inputs + 2 * UNITS + wide, d2, mask)
-        tl.debug_barrier()  # Products take gradients that other threads wrote.
-        for column in range(0, WIDTH, COLUMNS):
-            units = column + tl.arange(0, COLUMNS)
-            mask = present[:, None] & (units < UNITS)[None, :]
-            places = rows[:, None] * UNITS + units[None, :]
-            dh = tl.zeros([ROWS, COLUMNS], tl.float32)
-            if GRU:
-                dh += tl.load(d_hidden + places, mask, 0.0)
-            for depth in range(0, GATES * UNITS, DEPTH):
-                inner = depth + tl.arange(0, DEPTH)
-                d = tl.load(
-                    d_products + rows[:, None] * (GATES * UNITS) + inner[None, :],
-                    present[:, None] & (inner < GATES * UNITS)[None, :], 0.0,
-                )  # fmt: skip
-                tile = tl.load(
-                    weight + inner[:, None] * UNITS + units[None, :],
-                    (inner < GATES * UNITS)[:, None] & (units < UNITS)[None, :], 0.0,
-                )  # fmt: skip
-                dh = _product(d, tile, dh, PRECISION)
-            tl.store(d_hidden + places, dh * kept[:, None], mask)
-        tl.debug_barrier()
-        keep -= BATCH
-        d_outputs -= BATCH * UNITS
-        cells -= BATCH * UNITS
-        previous -= BATCH * UNITS
-        gates -= BATCH * 4 * UNITS
-        d_inputs -= BATCH * GATES * UNITS
-        d_products -= BATCH * GATES * UNITS
