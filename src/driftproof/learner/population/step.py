@@ -109,8 +109,8 @@ class PopulationStep:
             if vgs.apply_to == "gradient":
                 scaled, scale = norm * factor, factor
         scale = (c.max_grad_norm / (scaled + 1e-6)).clamp_max(1) * scale
-        for grad in grads:
-            grad.mul_(per_member(scale, grad))
+        # Not in place: parameters that are added to each other have one gradient.
+        grads = [grad * per_member(scale, grad) for grad in grads]
 
         group = state.group if len(present) == len(found) else state.group.select(present)
         group.grads = grads
