@@ -278,6 +278,8 @@ def main(arguments: list[str] | None = None) -> None:
     options.units = options.units or ([16] if options.quick else [128, 256])
     options.repeats = 1 if options.quick else 3
     folder = options.output or (None if options.quick else RESULTS)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     kept = folder / "population.json" if folder else Path(os.devnull)
     results: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}

@@ -32,6 +32,7 @@ def test_tables_and_picture_are_of_what_was_kept(tmp_path):
 
 @pytest.mark.slow
 def test_quick_measurements_are_kept(tmp_path):
+    tmp_path /= "new"
     population.main(["--quick", "--device", "cpu", "--members", "2", "--output", str(tmp_path)])
     results = json.loads((tmp_path / "population.json").read_text())
     assert [each["kind"] for each in results["population"]] == ["single", "population"]
