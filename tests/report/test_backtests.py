@@ -52,7 +52,10 @@ def test_equity_and_drawdown_are_drawn(run, tmp_path):
 
 
 def test_runs_without_a_backtest_are_told_how_to_get_one(tmp_path):
-    page = write_report([write_agent(tmp_path / "run", updates=3)], tmp_path / "report.html").read_text()
+    path = write_agent(tmp_path / "run", updates=3)
+    assert "Backtest" not in write_report([path], tmp_path / "report.html").read_text()
+    (path / "config.yaml").write_text("env:\n  id: driftproof/Market-v0\n")
+    page = write_report([path], tmp_path / "report.html").read_text()
     assert "Backtest: no run has a backtest (driftproof backtest RUN DATA)" in page
 
 

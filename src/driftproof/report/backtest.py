@@ -90,12 +90,13 @@ def read_backtest(run: Run) -> Backtest | None:
     return read_json(path, Backtest, advice="remove it, or test the run again") if os.path.lexists(path) else None
 
 
-def backtests(bundles: Sequence[Bundle]) -> Section | Absent:
-    """Equity, drawdown and figures of all runs with a backtest."""
+def backtests(bundles: Sequence[Bundle]) -> list[Section | Absent]:
+    """Equity, drawdown and figures of all runs with a backtest; nothing unless there are runs in markets."""
     title = "Backtest"
     found = [(run, bundle.colour, test) for bundle in bundles for run in bundle.runs if (test := read_backtest(run))]
     if not found:
-        return Absent(title, "no run has a backtest (driftproof backtest RUN DATA)")
+        is_market = any(_is_market(run) for bundle in bundles for run in bundle.runs)
+        return [Absent(title, "no run has a backtest (driftproof backtest RUN DATA)")] if is_market else []
     parts: list[Chart | Table | Text] = []
     labels = []
     for run, colour, test in found:
@@ -105,7 +106,12 @@ def backtests(bundles: Sequence[Bundle]) -> Section | Absent:
         labels += [f"{text} ({_told(test, part)})" for text, part in zip(own, test.parts, strict=True)]
     costs = [f"{run.name}: {_costs(test)}" if len(found) > 1 else _costs(test) for run, _, test in found]
     lead = "What the agent would have earned at these prices, after costs. Shaded: prices that it was trained on."
-    return Section(title, lead, parts, costs, columns=2, labels=labels)
+    return [Section(title, lead, parts, costs, columns=2, labels=labels)]
+
+
+def _is_market(run: Run) -> bool:
+    env = run.config.get("env")
+    return isinstance(env, dict) and str(env.get("id")).endswith("Market-v0")
 
 
 def _told(test: Backtest, part: _Part) -> str:

@@ -75,7 +75,7 @@ def _page(found: Sequence[Run]) -> str:
     sections: list[Section | Absent] = [
         learning(bundles),
         evaluation(bundles),
-        backtests(bundles),
+        *backtests(bundles),
         robustness(bundles),
         drift(bundles),
         forgetting(bundles),
