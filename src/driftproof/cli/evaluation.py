@@ -15,8 +15,9 @@ from driftproof.cli import agents, scopes
 from driftproof.cli.arenas import Arena, Subject, arena, normalized
 from driftproof.cli.errors import CommandError, Stopped, say
 from driftproof.cli.interrupts import interrupts
-from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, Trusted, changes, use_threads
+from driftproof.cli.options import Agent, Best, EnvId, Member, Overrides, RunsDir, Trusted, changes
 from driftproof.cli.returns import interval_told, play, summary
+from driftproof.cli.threads import use_threads
 from driftproof.runs import ATTACK_RESULTS, EVALUATION, PHASE_RESULTS, own_file
 
 if TYPE_CHECKING:

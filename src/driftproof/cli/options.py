@@ -83,14 +83,6 @@ def changes(env: str | None, overrides: list[str] | None) -> list[str]:
     return [*([] if env is None else [f"env.id={json.dumps(env)}"]), *(overrides or [])]
 
 
-def use_threads(config: Config) -> None:
-    """Set the number of torch threads as configured."""
-    import torch
-
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)
-
-
 def check_resume(
     resume: str | None, config: Path | None, env: str | None, name: str | None, origin: str | None = None
 ) -> None:

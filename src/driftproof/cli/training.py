@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from driftproof.cli import data, evaluation, origins, runs, scopes
-from driftproof.cli.errors import CommandError, Stopped
+from driftproof.cli.errors import CommandError, Stopped, say
 from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import (
     Best,
@@ -23,8 +23,8 @@ from driftproof.cli.options import (
     Trusted,
     check_resume,
     read_config,
-    use_threads,
 )
+from driftproof.cli.threads import use_threads
 from driftproof.cli.view import AgentStatus, Screen
 from driftproof.runs import CHECKPOINTS, CONFIG, is_population
 from driftproof.runs.sources import write_sources
@@ -99,9 +99,10 @@ def built(settings: Config) -> DistributionalPPO:
     """A new agent."""
     from driftproof.config import build_agent
 
-    use_threads(settings)
     with interrupts.held():
-        return build_agent(settings)
+        agent = build_agent(settings)
+    say(f"{settings.env.id} with {settings.policy.name}, {use_threads(settings, agent)}")
+    return agent
 
 
 def _restore(agent: DistributionalPPO, folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from driftproof.cli import data, evaluation, runs, scopes, tuned
-from driftproof.cli.errors import CommandError, Stopped
+from driftproof.cli.errors import CommandError, Stopped, say
 from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import (
     ConfigFile,
@@ -20,8 +20,8 @@ from driftproof.cli.options import (
     Trusted,
     check_resume,
     read_config,
-    use_threads,
 )
+from driftproof.cli.threads import use_threads
 from driftproof.cli.view import PopulationStatus, Screen
 from driftproof.runs import is_population, is_single
 from driftproof.runs.sources import write_sources
@@ -105,7 +105,10 @@ def _population(settings: Config, folder: Path) -> PBTRunner:
     from driftproof.cli.callbacks import LogDrift
     from driftproof.config import build_population
 
-    use_threads(settings)
+    threads = use_threads(settings)
+    if settings.pbt.backend == "process" and settings.run.threads is None:
+        threads = "each process with its share of the cores"
+    say(f"{settings.pbt.population_size} members, backend {settings.pbt.backend}: {threads}")
     with interrupts.held():
         return build_population(settings, folder, resume=is_population(folder), callback=LogDrift)
 

@@ -32,8 +32,8 @@ class RunSettings:
     )
     threads: int | None = setting(
         None,
-        "Threads of torch, in every process. None: torch's default, or in processes of a population their share "
-        "of the cores; 1 is often the fastest for small networks.",
+        "Threads of torch, in every process. None: OMP_NUM_THREADS if it is set; one for small networks, else as many "
+        "as there are cores; in processes of a population their share of the cores.",
         at_least=1,
         at_most=1024,
     )
