@@ -118,9 +118,17 @@ def test_an_update_of_several_members_equals_one_of_each(policy):
         {"policy_kwargs": {"value_head": "categorical"}, "target_kl": 0.001, "cvar_alpha": 0.5},
         {"layer_norm": True, "exploration_floor": 0.01, "init_decay": 0.5, "optimism": 0.5},
         {"optimizer_class": "upgd", "optimizer_kwargs": {"sigma": 0.01}, "vgs_kwargs": {"apply_to": "update"}},
+        {"optimizer_kwargs": {"sigma": 0.1, "adaptive_noise": True, "noise_reference": "gradient"}},
         {"policy_kwargs": {"shared_recurrence": True, "twin_critics": False}, "n_steps": 18, "sequence_length": 8},
     ],
-    ids=["gru-box-clip-penalty", "categorical-stop-cvar", "drift-parts", "upgd-update", "shared-one-critic-padded"],
+    ids=[
+        "gru-box-clip-penalty",
+        "categorical-stop-cvar",
+        "drift-parts",
+        "upgd-update",
+        "adaptive-noise",
+        "shared-one-critic-padded",
+    ],
 )
 def test_options(changes):
     singles, state, *_ = trained(lambda member: agent(member, **{"policy": "MlpLstmPolicy", **changes}), updates=2)

@@ -42,6 +42,10 @@ class StackedPolicy:
         """Weights of a module by their names in it, by the module's name."""
         self._calls: dict[str, tuple[_Named, dict[str, Tensor]]] = {}
 
+    def with_weights(self, weights: Weights) -> StackedPolicy:
+        """The same policies with other weights in place of those of these names."""
+        return StackedPolicy(self.like, {**self.weights, **weights})
+
     def part(self, first: int, last: int) -> StackedPolicy:
         """The policies of members ``first`` to ``last - 1``; their weights are views."""
         return StackedPolicy(self.like, {name: weight.detach()[first:last] for name, weight in self.weights.items()})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from functools import cached_property
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from driftproof._members import Number, member_shape
 from driftproof.optim._core import compute_dtype
+from driftproof.optim._packed_gradients import HUGE, PackedGradients, zero_where_huge
 from driftproof.optim._saved import saved_keys, saved_shapes, saved_tensor
 from driftproof.settings.scaling import Statistic
 
@@ -24,12 +24,8 @@ STATE_KEYS = ("keys", "shapes", "moments", *_VECTORS, *_TOTALS)
 _NEVER_NEGATIVE = ("weight", "energy", "signal", "norms", "largest")
 _FULL_WEIGHT = 1.001
 """Limit of an average's sum of weights, with a margin for rounding."""
-_HUGE = 1e15
-"""Gradients beyond count as an overflow: millions of their squares would not fit a float32."""
-
 _SMALL = 1 << 13
 """On a CPU, tensors of up to so many elements cost by the operation, larger ones by the pass over memory."""
-_COLUMNS = 128
 
 
 class GradientStatistics:
@@ -62,6 +58,9 @@ class GradientStatistics:
             setattr(self, name, self._zeros(len(self.params)))
         # Per element [..., elements], for `elementwise` alone.
         self.moments = [self._zero_moment(p) for p in self.params] if statistic == "elementwise" else []
+        if members is not None and self.moments and len({moment.dtype for moment in self.moments}) == 1:
+            self._joint = torch.cat(self.moments, 1)
+            self.moments = list(torch.split(self._joint, self._sizes, 1))
         self._pack_moments()
         # Of the whole gradient, again behind their sums of weights: norm and mean square; largest magnitude.
         self.norms = self._zeros(3)
@@ -70,6 +69,8 @@ class GradientStatistics:
         self._zero, self._one = self._zeros(), self._zeros() + 1
         self._dtypes, self._devices = [p.dtype for p in self.params], [p.device for p in self.params]
 
+    _joint: Tensor | None = None
+    """The moments of several members side by side ``[M, elements]``, of which those of a parameter are views."""
     weight: Tensor
     energy: Tensor
     mean: Tensor
@@ -115,10 +116,12 @@ class GradientStatistics:
         packed = self._packed if self.on_host and len(present) == len(grads) else None
         singly = present if packed is None else self._large
         rows = {i: _wide(self._rows(grad)) for i in singly if (grad := grads[i]) is not None}
+        joint: Tensor | None = None
         if not self.on_host:
-            rows = dict(zip(rows, _finite(list(rows.values())), strict=True))
+            joint, finite = _finite(list(rows.values()))
+            rows = dict(zip(rows, finite, strict=True))
         if self.statistic == "elementwise":
-            norms, averages = self._fold_elements(rows, weight)
+            norms, averages = self._fold_elements(rows, weight, joint)
             if packed is None:
                 squares, signals = self._by_parameter(norms), self._by_parameter(averages)
             else:
@@ -143,7 +146,10 @@ class GradientStatistics:
             self._lerp(self.norms, (total.sqrt(), total / count), weight)
         if extremes:
             together = [] if packed is None else [packed.gradients]
-            largest = self._gather(_magnitudes([*together, *rows.values()])).amax(-1)
+            if self.members is not None and joint is not None:
+                largest = joint.abs().amax(-1).float()
+            else:
+                largest = self._gather(_magnitudes([*together, *rows.values()])).amax(-1)
             self._lerp(self.largest, (largest,), weight)
         return True
 
@@ -164,7 +170,7 @@ class GradientStatistics:
         """Pack the moments of small tensors on a CPU, so that one operation covers them all."""
         moments = self.moments[: len(self.params)] if self.on_host else []
         fits = [i for i, m in enumerate(moments) if m.dtype is torch.float32 and m.numel() <= _SMALL]
-        self._packed = _Packed(self.params, fits) if len(fits) > 1 else None
+        self._packed = PackedGradients(self.params, fits) if len(fits) > 1 else None
         self._large = [i for i in range(len(self.params)) if i not in set(fits)]
         if self._packed is not None:
             for i, packed in zip(fits, self._packed.moments, strict=True):
@@ -172,14 +178,23 @@ class GradientStatistics:
 
     def __getstate__(self) -> dict[str, Any]:
         # Views would be written with all that lies around them.
-        return {**self.__dict__, "moments": [moment.clone() for moment in self.moments], "_packed": None}
+        moments = [moment.clone() for moment in self.moments]
+        return {**self.__dict__, "moments": moments, "_packed": None, "_joint": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._pack_moments()
 
-    def _fold_elements(self, rows: dict[int, Tensor], weight: Number) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """Update the moments; squared norms of gradients, and of moments, by parameter."""
+    def _fold_elements(
+        self, rows: dict[int, Tensor], weight: Number, joint: Tensor | None
+    ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """Update the moments; squared norms of gradients, and of moments, by parameter.
+
+        Args:
+            rows: Gradients by parameter.
+            weight: Weight of the gradients in the averages.
+            joint: The gradients side by side, if they are.
+        """
         if self.on_host:
             norms, averages = {}, {}
             for i in rows:
@@ -188,7 +203,10 @@ class GradientStatistics:
                 averages[i] = self.moments[i].lerp_(rows[i], weight).dot(self.moments[i])
             return norms, averages
         moments, grads = [self.moments[i] for i in rows], list(rows.values())
-        if isinstance(weight, Tensor):
+        if self._joint is not None and joint is not None and len(rows) == len(self.params):
+            column = _column(weight)
+            self._joint.mul_(1 - column).add_(joint * column)
+        elif isinstance(weight, Tensor):
             torch._foreach_mul_(moments, _each(1 - weight, moments))
             torch._foreach_add_(moments, torch._foreach_mul(grads, _each(weight, moments)))
         else:
@@ -253,6 +271,11 @@ class GradientStatistics:
         moments = {f"moments.{key}": moment for key, moment in zip(self.keys, self.moments, strict=False)}
         return {name: getattr(self, name) for name in (*_PROGRESS, *_VECTORS, *_TOTALS)} | moments
 
+    def storages(self) -> list[Tensor]:
+        """All memory of the averages, each part once, not copies."""
+        moments = self.moments if self._joint is None else [self._joint]
+        return [*(getattr(self, name) for name in (*_PROGRESS, *_VECTORS, *_TOTALS)), *moments]
+
     def state_dict(self) -> dict[str, Any]:
         """A copy of the averages; those of single elements are by the parameters' keys."""
         return {
@@ -305,15 +328,16 @@ class GradientStatistics:
     def _squared_norm(self, rows: dict[int, Tensor], i: int) -> Tensor:
         """``‖g‖²`` of a gradient; on a host, one that is not finite is replaced: seldom, hence no copies before."""
         (square,) = self._squared_norms([rows[i]])
-        if self.on_host and not square.item() < _HUGE**2:
-            rows[i] = _zero_where_huge(rows[i])
+        if self.on_host and not square.item() < HUGE**2:
+            rows[i] = zero_where_huge(rows[i])
             (square,) = self._squared_norms([rows[i]])
         return square
 
     def _squared_norms(self, rows: list[Tensor]) -> Sequence[Tensor]:
         """``‖row‖²`` of each row ``[...]``."""
         if self.members is not None:
-            return [row.square().sum(-1) for row in rows]
+            norms = torch.stack([torch.linalg.vector_norm(row, dim=-1) for row in rows], -1)
+            return norms.square().unbind(-1)
         return _squared_norms(rows)
 
     def _gather(self, numbers: Sequence[Tensor]) -> Tensor:
@@ -330,42 +354,6 @@ class GradientStatistics:
     @cached_property
     def _counts(self) -> Tensor:
         return torch.tensor(self._sizes, dtype=torch.float32, device="cpu").to(self.device, non_blocking=True)
-
-
-class _Packed:
-    """Small tensors in a matrix, each in rows of its own that are filled up with zeros: gradients, and their averages.
-
-    Args:
-        params: All parameters.
-        indices: Which of them are small.
-    """
-
-    def __init__(self, params: list[Tensor], indices: list[int]) -> None:
-        self.indices = indices
-        counts = [-(-params[i].numel() // _COLUMNS) for i in indices]
-        self._matrices = torch.zeros(2, sum(counts), _COLUMNS, dtype=torch.float32, device="cpu")
-        self.gradients, moments = self._matrices.flatten(1).unbind()
-        stops = [_COLUMNS * stop for stop in itertools.accumulate(counts)]
-        starts = [0, *stops[:-1]]
-        self.moments = [moments[start : start + params[i].numel()] for i, start in zip(indices, starts, strict=True)]
-        self._views = [
-            self.gradients[start : start + params[i].numel()].view(params[i].shape)
-            for i, start in zip(indices, starts, strict=True)
-        ]
-        self._average = moments
-        owners = [i for i, count in zip(indices, counts, strict=True) for _ in range(count)]
-        self._owners = torch.tensor(owners, device="cpu")
-
-    def fold(self, grads: Sequence[Tensor | None], weight: Any) -> tuple[Tensor, Tensor]:
-        """Update the averages; squared norms of gradients and averages ``[parameters]``, zeros for large tensors."""
-        torch._foreach_copy_(self._views, [grad for i in self.indices if (grad := grads[i]) is not None])
-        if not self.gradients.dot(self.gradients).item() < _HUGE**2:
-            self.gradients.copy_(_zero_where_huge(self.gradients))
-        self._average.lerp_(self.gradients, weight)
-        squares = torch.linalg.vector_norm(self._matrices, dim=2).square_()
-        totals = torch.zeros(2, len(grads), dtype=torch.float32, device="cpu")
-        squares, signals = totals.index_add_(1, self._owners, squares).unbind()
-        return squares, signals
 
 
 def gradient_totals(grads: Sequence[Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -393,16 +381,12 @@ def scale_all(tensors: list[Tensor], factor: Tensor) -> None:
         tensor.mul_(factor.to(tensor.device))
 
 
-def _finite(rows: list[Tensor]) -> list[Tensor]:
-    """Copies with zeros for what is not finite or too large to be squared, in few operations."""
+def _finite(rows: list[Tensor]) -> tuple[Tensor | None, list[Tensor]]:
+    """Copies with zeros for what is not finite or too large to be squared: side by side, if they can be, and each."""
     if len({(row.device, row.dtype) for row in rows}) != 1:
-        return [_zero_where_huge(row) for row in rows]
-    return list(torch.split(_zero_where_huge(torch.cat(rows, -1)), [row.shape[-1] for row in rows], -1))
-
-
-def _zero_where_huge(grad: Tensor) -> Tensor:
-    # NaN is not smaller than anything.
-    return torch.where(grad.abs() < _HUGE, grad, 0)
+        return None, [zero_where_huge(row) for row in rows]
+    joint = zero_where_huge(torch.cat(rows, -1))
+    return joint, list(torch.split(joint, [row.shape[-1] for row in rows], -1))
 
 
 def _squared_norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

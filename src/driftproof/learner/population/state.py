@@ -43,19 +43,24 @@ class PopulationState:
         first = learners[0]
         policy: Any = first.policy
         self.device: torch.device = policy.device
-        self.weights = {name: self._empty(tensor) for name, tensor in policy.state_dict().items()}
         names = {id(parameter): name for name, parameter in policy.named_parameters()}
         (options,) = first.optimizer.param_groups
         self.trained = [names[id(parameter)] for parameter in options["params"]]
         """Names of the trained weights, in the optimizer's order."""
-        for name in self.trained:
-            self.weights[name].requires_grad_()
+        settings = self.optimizer_settings()
+        # Side by side, so that one operation covers all weights; adaptive noise is by tensor.
+        self.blocks = [[name] for name in self.trained] if settings.adaptive_noise else [self.trained]
+        """Names of trained weights that lie side by side in a parameter of :attr:`group`."""
+        self._shapes = {name: parameter.shape for name, parameter in policy.named_parameters()}
+        self.group = self._make_group(settings)
+        self.weights = {name: self._empty(tensor) for name, tensor in policy.state_dict().items()}
+        self.weights |= self.by_name([param.detach() for param in self.group.params])
+        """All weights by name ``[M, ...]``; the trained ones are views of the group's parameters."""
         self.policy = StackedPolicy(policy, self.weights)
-        self.group = self._make_group(first)
         self.statistics = None
         if first.vgs is not None:
             followed = [name for name, _ in policy.named_parameters()]
-            values = [self.weights[name].detach() for name in followed]
+            values = [self.weights[name] for name in followed]
             self.statistics = GradientStatistics(followed, values, first.vgs.statistic, self.members)
         self.return_scale = ReturnScale(
             self.numbers([learner.return_scale.decay for learner in learners]), self.device, self.members
@@ -88,16 +93,21 @@ class PopulationState:
             return torch.stack([torch.as_tensor(v, dtype=torch.float32, device=self.device) for v in values])
         return torch.tensor(values, dtype=torch.float32).to(self.device, non_blocking=True)
 
+    def by_name(self, blocks: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Views ``[M, ...]`` of each trained weight's part of blocks ``[M, elements]``."""
+        views: dict[str, Tensor] = {}
+        for names, block in zip(self.blocks, blocks, strict=True):
+            sizes = [self._shapes[name].numel() for name in names]
+            for name, part in zip(names, torch.split(block, sizes, 1), strict=True):
+                views[name] = part.view(self.members, *self._shapes[name])
+        return views
+
     @property
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """All tensors by component and name."""
-        group, keys = self.group, self._optimizer_keys()
-        lists = {"step": group.steps, "avg_utility": group.utilities, "grad_norm_ema": group.norm_emas}
-        if len(keys) > 2:
-            lists |= {keys[2]: group.first_moments, keys[3]: group.second_moments}
+        """All tensors by component and name, as in a single learner's states; some are views, or appear twice."""
         tensors: dict[str, dict[str, Tensor]] = {
             "policy": self.weights,
-            "optimizer": {f"{i}.{key}": tensor for key, stack in lists.items() for i, tensor in enumerate(stack)},
+            "optimizer": self._optimizer_tensors(),
             "return_scale": self.return_scale.tensors(),
         }
         if self.statistics is not None:
@@ -107,6 +117,32 @@ class PopulationState:
         if self.initial_weights is not None:
             tensors["initial_weights"] = self.initial_weights
         return tensors
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        """State of the optimizer by the index of a weight and its name in a single optimizer's state."""
+        group, keys = self.group, self._optimizer_keys()
+        lists = {"avg_utility": group.utilities}
+        if len(keys) > 2:
+            lists |= {keys[2]: group.first_moments, keys[3]: group.second_moments}
+        places = {name: i for i, name in enumerate(self.trained)}
+        tensors = {f"{places[n]}.{key}": view for key, each in lists.items() for n, view in self.by_name(each).items()}
+        for key, counts in (("step", group.steps), ("grad_norm_ema", group.norm_emas)):
+            pairs = zip(self.blocks, counts, strict=False)
+            tensors |= {f"{places[name]}.{key}": count for names, count in pairs for name in names}
+        return tensors
+
+    @property
+    def _storages(self) -> dict[str, list[Tensor]]:
+        """All memory by component, each part once."""
+        group = self.group
+        lists = (group.utilities, group.steps, group.first_moments, group.second_moments, group.norm_emas)
+        others = [weight for name, weight in self.weights.items() if name not in self.trained]
+        result = {name: list(stacks.values()) for name, stacks in self.tensors.items()}
+        result["policy"] = [*group.params, *others]
+        result["optimizer"] = [tensor for each in lists for tensor in each]
+        if self.statistics is not None:
+            result["vgs"] = self.statistics.storages()
+        return result
 
     @torch.no_grad()
     def read(self, member: int) -> None:
@@ -148,8 +184,8 @@ class PopulationState:
             reset_optimizer: Do not copy the optimizer's state, but begin anew.
         """
         into, out_of = (torch.tensor(each).to(self.device, non_blocking=True) for each in (targets, sources))
-        for component, stacks in self.tensors.items():
-            for stack in stacks.values():
+        for component, storages in self._storages.items():
+            for stack in storages:
                 if component == "optimizer" and reset_optimizer:
                     stack.index_fill_(0, into, 0)
                 else:
@@ -193,20 +229,19 @@ class PopulationState:
         assert isinstance(optimizer, UPGD | AdaptiveUPGD | UPGDW)
         return ("step", "avg_utility", *(optimizer.moment_keys or ()))
 
-    def _make_group(self, learner: Learner) -> Group:
-        settings = self.optimizer_settings()
-        params = [self.weights[name] for name in self.trained]
+    def _make_group(self, settings: Settings) -> Group:
         keys = self._optimizer_keys()
+        sizes = [sum(self._shapes[name].numel() for name in names) for names in self.blocks]
 
         def zeros() -> list[Tensor]:
-            return [torch.zeros_like(param) for param in params]
+            return [torch.zeros(self.members, size, device=self.device) for size in sizes]
 
         def counts() -> list[Tensor]:
-            return [torch.zeros(self.members, device=self.device) for _ in params]
+            return [torch.zeros(self.members, device=self.device) for _ in sizes]
 
         return Group(
             settings,
-            params,
+            [block.requires_grad_() for block in zeros()],
             utilities=zeros(),
             steps=counts(),
             first_moments=zeros() if len(keys) > 2 else [],

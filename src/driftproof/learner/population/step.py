@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
@@ -49,9 +50,18 @@ class PopulationStep:
         self.scaling: ScalingSettings | None = None
         self._scratch = Scratch()
         critics = [f"critics.{i}." for i in range(len(state.policy.like.critics))]
-        owners = [[float(name.startswith(start)) for start in critics] + [1.0] for name in state.trained]
+        self._stretches: list[tuple[int, slice]] = []
+        """Blocks of weights, and where in them are those of one critic, or of none."""
+        owners = []
+        for block, names in enumerate(state.blocks):
+            start = 0
+            for flags, group in itertools.groupby(names, lambda name: tuple(name.startswith(c) for c in critics)):
+                stop = start + sum(state.weights[name][0].numel() for name in group)
+                self._stretches.append((block, slice(start, stop)))
+                owners.append([*map(float, flags), 1.0])
+                start = stop
         self._owners = torch.tensor(owners).to(state.device)
-        """Which weights belong to which critic, and to the whole: 0 or 1 ``[weights, critics + 1]``."""
+        """Which stretches belong to which critic, and to the whole: 0 or 1 ``[stretches, critics + 1]``."""
 
     def begin_update(self) -> None:
         """Read the members' present settings."""
@@ -66,7 +76,8 @@ class PopulationStep:
         """Take the step where ``proceed`` ``[M]`` is true; returns metrics ``[M, names]``."""
         state = self.state
         with self.autocast():
-            parameters, predictions = state.policy.evaluate(batch.observations, batch.state, batch.keep)
+            policy = state.policy.with_weights(state.by_name(state.group.params))
+            parameters, predictions = policy.evaluate(batch.observations, batch.state, batch.keep)
         evaluation = Evaluation(parameters.float(), tuple(p.float() for p in predictions))
         like = state.policy.like
         losses, metrics = ppo_losses(
@@ -77,24 +88,17 @@ class PopulationStep:
             members=True,
         )
         # Members are independent: the gradient of the sum is that of each.
-        found = torch.autograd.grad(losses.sum(), state.group.params, allow_unused=True)
+        found = torch.autograd.grad(losses.sum(), state.group.params)
         go_on = state.kl_stop.observe(metrics["approx_kl"])
-        return StepMetrics.of(metrics | {"loss": losses} | self._take(found, losses.detach(), go_on, c, proceed))
-
-    def _owners_of(self, present: list[int]) -> Tensor:
-        if len(present) == len(self._owners):
-            return self._owners
-        return torch.stack([self._owners[i] for i in present])
+        return StepMetrics.of(metrics | {"loss": losses} | self._take(list(found), losses.detach(), go_on, c, proceed))
 
     @torch.no_grad()
     def _take(
-        self, found: Sequence[Tensor | None], losses: Tensor, go_on: Tensor, c: Coefficients, proceed: Tensor
+        self, grads: list[Tensor], losses: Tensor, go_on: Tensor, c: Coefficients, proceed: Tensor
     ) -> dict[str, Tensor]:
-        state, statistics = self.state, self.state.statistics
-        present = [i for i, grad in enumerate(found) if grad is not None]
-        grads = [grad.contiguous() for grad in found if grad is not None]
-        squares = torch.stack([grad.flatten(1).square().sum(1) for grad in grads], 1).float()
-        norms = (squares @ self._owners_of(present)).sqrt()
+        state, statistics, group = self.state, self.state.statistics, self.state.group
+        parts = [torch.linalg.vector_norm(grads[block][:, where], dim=1) for block, where in self._stretches]
+        norms = (torch.stack(parts, 1).square() @ self._owners).sqrt()
         norm = norms[:, -1]
         finite = torch.isfinite(losses) & torch.isfinite(norm)
         taken = proceed & finite & (go_on > 0)
@@ -104,16 +108,12 @@ class PopulationStep:
         scales_steps = vgs is not None and vgs.enabled and vgs.apply_to == "update"
         if statistics is not None and vgs is not None and vgs.enabled:
             assert self.scaling is not None
-            by_name = dict(zip((state.trained[i] for i in present), grads, strict=True))
+            by_name = state.by_name(grads)
             factor = vgs_step(statistics, [by_name.get(key) for key in statistics.keys], self.scaling, taken)
             if vgs.apply_to == "gradient":
                 scaled, scale = norm * factor, factor
         scale = (c.max_grad_norm / (scaled + 1e-6)).clamp_max(1) * scale
-        # Not in place: parameters that are added to each other have one gradient.
-        grads = [grad * per_member(scale, grad) for grad in grads]
-
-        group = state.group if len(present) == len(found) else state.group.select(present)
-        group.grads = grads
+        group.grads = [grad * per_member(scale, grad) for grad in grads]
         before = [param.clone() for param in group.params] if scales_steps else []
         drawing = None
         if self.generators.is_single:
