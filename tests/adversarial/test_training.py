@@ -404,7 +404,7 @@ class TestClean:
         """A vector environment's resets are part of sequences, and of no divergence."""
         settings = SAPPOConfig(warmup_updates=0, adversarial_ratio=1.0, attack_value=False)
         env = gymnasium.make_vec("CartPole-v1", num_envs=2)
-        model = agent(env, policy, n_steps=32, batch_size=64, adversarial=settings)
+        model = agent(env, policy, n_steps=32, batch_size=64, seed=1, adversarial=settings)
         watch, loss, masks, told = Watch(monkeypatch, model), SmoothnessAdversary.loss, [], []
 
         def watched(self, batch, clean, vf_coef):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,7 +40,8 @@ def test_inspect_notices_damage(checkpoint, capsys):
 @pytest.fixture
 def old(tmp_path):
     """A member of a population, as it was written, of an agent with the default networks."""
-    agent = DistributionalPPO("MlpLstmPolicy", "CartPole-v1", n_steps=16, batch_size=16, n_epochs=1, device="cpu")
+    settings = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "layer_norm": False, "device": "cpu"}
+    agent = DistributionalPPO("MlpLstmPolicy", "CartPole-v1", **settings)
     agent.learn(32)
     path = tmp_path / "member_0_step_2.pt"
     content = {"format_version": "v2_full_parameters", "data": agent.get_parameters(), "step": 2, "performance": 9.5}
@@ -57,6 +59,8 @@ def test_convert_makes_an_agent_that_can_be_loaded_and_evaluated(old, tmp_path, 
     loaded = DistributionalPPO.load(target, "CartPole-v1", device="cpu")
     given, taken = (without(each.get_parameters(), ["policy.optimizer/param_groups"]) for each in (agent, loaded))
     assert compare(taken, given) == []
+    returns = [each.predict_quantiles(np.ones(4, np.float32))[0] for each in (agent, loaded)]
+    np.testing.assert_allclose(*returns)  # Layer normalisation, which has no tensors, would make a difference.
     loaded.learn(32)
     code, output, _ = call(capsys, "evaluate", target, "--env", "CartPole-v1", "--episodes", 1)
     assert code == 0

@@ -109,7 +109,7 @@ def test_every_setting_reaches_the_agent():
     assert agent.policy.heads[0].v_min == -5
     assert isinstance(agent.policy.features_extractor, Extractor)
     assert agent.policy.actor_core.units == 8
-    assert isinstance(agent.policy.actor_network[1], torch.nn.ReLU)
+    assert isinstance(agent.policy.actor_network[-1], torch.nn.ReLU)
     assert agent.policy.squash_output
     assert (agent.use_sde, agent.sde_sample_freq) == (True, 4)
     assert (agent.policy.exploration.full_std, agent.policy.exploration.use_expln) == (False, True)

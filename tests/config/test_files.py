@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from driftproof.config import Config, ConfigError, commented_yaml, dumps, load, loads
+from driftproof.config.files import as_yaml, settings_in
 from driftproof.config.keys import flat_keys
 from tests.config.strategies import configs
 
@@ -242,6 +243,18 @@ def test_names_of_the_documents_work():
         pbt={"population_size": 4, "perturbation_interval": 7},
         run={"seed": 3},
     )
+
+
+def test_whole_files_from_before_the_drift_kit_have_none_of_its_parts():
+    plain = settings_in(dumps(Config()))
+    del plain["drift"]
+    text = as_yaml(plain)
+    drift = loads(text).drift
+    assert (drift.drift_kit, drift.layer_norm, drift.exploration_floor) == (False, False, 0.0)
+    assert loads(text, ["drift.layer_norm=true"]).drift.layer_norm is True
+    assert loads(text, ["drift_kit=true"]).drift == loads("drift_kit: true").drift
+    del plain["ppo"]["skip_limit"]
+    assert loads(as_yaml(plain)).drift == Config().drift
 
 
 @pytest.mark.parametrize("name", sorted(flat_keys()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import gymnasium
@@ -17,7 +18,10 @@ from driftproof.config.build import agent_arguments, build_env
 from driftproof.config.from_agent import config_from
 from driftproof.envs import LastStep
 from driftproof.nn.interface import RNNStates
-from driftproof.ppo import DistributionalPPO
+from driftproof.nn.policies import MlpGruPolicy
+from driftproof.ppo import DistributionalPPO, warm_start
+from driftproof.settings.definition import settings_of
+from driftproof.settings.drift import DriftSettings
 from driftproof.state import CheckpointError
 
 from .scripted import StepSpy, agent, learn, scripted, weights
@@ -192,6 +196,55 @@ class TestLayerNorm:
         assert config_from(learner(layer_norm=True).settings(), 3, {}).drift.layer_norm is True
 
 
+class TestRecurrentDefaults:
+    """Recurrent policies have layer normalisation and an exploration floor without the kit."""
+
+    @pytest.mark.parametrize(
+        ("policy", "networks", "parts"),
+        [
+            ("MlpPolicy", {}, (False, 0.0)),
+            ("MlpLstmPolicy", {"core": "none"}, (False, 0.0)),
+            ("MlpLstmPolicy", {}, (True, 0.003)),
+            (MlpGruPolicy, {}, (True, 0.003)),
+            ("MlpPolicy", {"core": "gru"}, (True, 0.003)),
+            ("MlpLstmPolicy", {"layer_norm": False}, (False, 0.003)),
+        ],
+    )
+    def test_depend_on_the_core(self, policy, networks, parts):
+        for settings in ({}, {"drift_kit": False}):
+            model = DistributionalPPO(policy, "CartPole-v1", policy_kwargs=networks, **settings)
+            assert (model.layer_norm, model.exploration_floor) == parts
+            kinds = {type(layer).__name__ for layer in model.policy.actor_network}
+            assert ("LayerNorm" in kinds) == parts[0]
+            assert not model.drift_alarm
+
+    def test_can_be_switched_off(self):
+        model = learner(policy="MlpLstmPolicy", layer_norm=False, exploration_floor=0.0)
+        assert (model.layer_norm, model.exploration_floor) == (False, 0.0)
+
+    def test_policies_of_others_have_neither(self):
+        class Own(ActorCriticPolicy):
+            pass
+
+        model = DistributionalPPO(Own, scripted([3]), n_steps=8, batch_size=8)
+        assert (model.layer_norm, model.exploration_floor) == (False, 0.0)
+
+    def test_settings_of_earlier_files_have_neither(self):
+        model = learner(policy="MlpLstmPolicy")
+        assert config_from(model.settings(), 3, {}).drift.layer_norm is True
+        names = settings_of(DriftSettings)
+        earlier = {name: value for name, value in model.settings().items() if name not in names}
+        drift = config_from({**earlier, "policy_kwargs": {}}, 3, {}).drift
+        assert (drift.layer_norm, drift.exploration_floor) == (False, 0.0)
+
+    def test_weights_of_networks_without_it_are_refused(self, tmp_path):
+        old, new = (learner(policy="MlpLstmPolicy", layer_norm=flag) for flag in (False, None))
+        old.save(tmp_path / "old.zip")
+        for load in (new.set_parameters, partial(warm_start, new)):
+            with pytest.raises(CheckpointError, match=r"the agent's networks have layer .* set layer_norm=False"):
+                load(tmp_path / "old.zip")
+
+
 class TestInitDecay:
     def initial(self, model):
         saved = model.components()["initial_weights"].state_dict()
@@ -341,7 +394,8 @@ class TestRecycling:
     def test_dormant_units_start_anew_and_the_policy_stays(self, policy, activation):
         """Dense and recurrent units that are constant get fresh weights; what the networks compute is the same."""
         networks = {**self.WIDE, "activation_fn": activation}
-        model = learner(policy=policy, policy_kwargs=networks, recycle_dormant=0.01, learning_rate=0.0)
+        settings = {"layer_norm": False, "recycle_dormant": 0.01, "learning_rate": 0.0}
+        model = learner(policy=policy, policy_kwargs=networks, **settings)
         networks, core = model.policy, model.policy.critic_core
         dense = networks.actor_network[0]
         with torch.no_grad():

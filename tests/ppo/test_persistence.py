@@ -414,7 +414,7 @@ class TestFilesNameWhatTheyCannotHold:
         agent = small(policy_kwargs=networks, optimizer_class=torch.optim.NAdam, optimizer_kwargs={"betas": (0.8, 0.9)})
         agent.save(tmp_path / "agent.zip")
         loaded = DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
-        assert isinstance(loaded.policy.actor_network[1], torch.nn.GELU)
+        assert isinstance(loaded.policy.actor_network[-1], torch.nn.GELU)
         assert isinstance(loaded.policy.optimizer, torch.optim.NAdam)
         assert loaded.policy.optimizer.param_groups[0]["betas"] == (0.8, 0.9)
 

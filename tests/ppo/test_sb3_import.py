@@ -142,6 +142,15 @@ def test_features_extractors(tmp_path, kind, form, world, name, shares):
     assert (agent.policy.critic_features_extractor is None) is shares
 
 
+def test_networks_have_no_layer_normalisation_with_the_drift_kit_either(tmp_path):
+    model = trained(tmp_path / "sb3", RecurrentPPO, policy_kwargs=SMALL)
+    agent = from_sb3(tmp_path / "sb3.zip", World(), device="cpu")
+    assert (agent.drift_kit, agent.layer_norm, agent.exploration_floor) == (False, False, 0.0)
+    agent = from_sb3(tmp_path / "sb3.zip", World(), device="cpu", drift_kit=True)
+    assert (agent.layer_norm, agent.exploration_floor, agent.drift_alarm) == (False, 0.003, True)
+    check_same(model, agent)
+
+
 def test_action_distributions_are_the_same(tmp_path):
     for actions in ACTIONS:
         model = trained(tmp_path / "sb3", world=World(VECTOR, actions))

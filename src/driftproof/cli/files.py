@@ -82,6 +82,9 @@ def _converted(found: LegacyCheckpoint, settings: Config) -> tuple[Distributiona
 
     if is_of_sb3(found):
         return _imported(found.source, settings)
+    if settings.drift.layer_norm is None:
+        # Networks of that time had none.
+        settings = settings.model_copy(update={"drift": settings.drift.model_copy(update={"layer_norm": False})})
     agent = build_agent(settings)
     try:
         with warnings.catch_warnings():

@@ -107,6 +107,7 @@ def built(settings: Config) -> DistributionalPPO:
 
 def _restore(agent: DistributionalPPO, folder: Path) -> None:
     """Load the last checkpoint; without one, the agent that the run started from, if any."""
+    from driftproof.ppo.tree import check_layer_norm
     from driftproof.state import CheckpointStore
 
     store = CheckpointStore(folder / CHECKPOINTS)
@@ -118,6 +119,7 @@ def _restore(agent: DistributionalPPO, folder: Path) -> None:
         checkpoint = origins.recorded(folder)
     if checkpoint is not None:
         with _does_not_fit(folder):
+            check_layer_norm(agent, checkpoint)
             agent.load_state_tree(checkpoint.tree)
     elif store.list():
         raise CommandError(f"no checkpoint in {store.folder} can be read")

@@ -18,6 +18,7 @@ from driftproof.config import keys
 from driftproof.config.model import Config, SettingError
 from driftproof.config.overrides import put_override
 from driftproof.config.ownership import owned
+from driftproof.settings.drift import BEFORE
 
 _MOST_PROBLEMS = 20
 """Largest number of errors shown for one configuration."""
@@ -28,6 +29,13 @@ _NAMING: tuple[keys.Path, ...] = (
     *(("pbt", "explore_method"), ("pbt", "address")),
 )
 """Settings that can name code to import, or a cluster that runs code."""
+
+_IN_DUMPS: set[keys.Path] = {
+    *(("run", "stats_window_size"), ("env", "vectorization"), ("policy", "normalize_images"), ("optimizer", "kwargs")),
+    *(("critic", "return_scale_decay"), ("ppo", "kl_stop_fraction"), ("ppo", "skip_limit"), ("ppo", "cuda_graph")),
+    *(("ppo", "mixed_precision"), ("adversarial", "epsilon_schedule"), ("pbt", "max_restarts")),
+}
+"""Settings that files of :func:`dumps` always had, and that nobody writes all of by hand."""
 
 
 class ConfigError(ValueError):
@@ -102,6 +110,7 @@ def loads(text: str, overrides: Iterable[str] = (), name: str = "", trusted: Ite
         placed = keys.placed(raw)
     except keys.ConflictError as error:
         raise ConfigError([source.of(error.second, str(error))]) from error
+    is_from_before = placed.origins.keys() >= _IN_DUMPS and "drift" not in placed.data
     in_file = {keys.dotted(path): source.where(placed.origins[path]) for path in _NAMING if path in placed.origins}
     typed: set[keys.Path] = set()
     for override in overrides:
@@ -111,6 +120,9 @@ def loads(text: str, overrides: Iterable[str] = (), name: str = "", trusted: Ite
             raise ConfigError([f"--set {override}: is not YAML: {_what(error)}"]) from error
         except ValueError as error:
             raise ConfigError([f"--set {override}: {error}"]) from error
+    drift = placed.data.get("drift", {})
+    if is_from_before and isinstance(drift, dict) and not drift.get("drift_kit"):
+        placed.data["drift"] = BEFORE | drift
     source.origins = placed.origins
     try:
         config = Config.model_validate(placed.data)

@@ -13,6 +13,7 @@ from driftproof.config.files import ConfigError, loads
 from driftproof.config.model import Config
 from driftproof.config.names import EXTRACTORS
 from driftproof.config.sections import CriticSection, DriftSection, PolicySection, PPOSection, settings_in
+from driftproof.settings.drift import DriftSettings
 
 _SCHEDULES = {"Linear": "linear", "Cosine": "cosine"}
 
@@ -46,7 +47,8 @@ def config_from(
     raw: dict[str, Any] = {"env": env}
     raw["ppo"] = _section(PPOSection, settings)
     raw["critic"] = _section(CriticSection, {**settings, **kwargs})
-    raw["drift"] = _section(DriftSection, {key: settings.get(each.name) for key, each in settings_in("drift").items()})
+    drift = DriftSettings.of_file(settings)
+    raw["drift"] = _section(DriftSection, {key: drift.get(each.name) for key, each in settings_in("drift").items()})
     raw["policy"] = {"name": settings.get("policy"), **_section(PolicySection, kwargs)}
     raw["optimizer"] = {
         "name": _class_name(settings.get("optimizer_class"), "optimizer.name"),

@@ -32,6 +32,7 @@ from driftproof.ppo.settings import (
     check_policy,
     check_settings,
     initial_hyperparams,
+    is_recurrent,
     penalty_arguments,
     policy_arguments,
     resolved,
@@ -121,8 +122,7 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
             if name not in HYPERPARAMETERS and name != "policy":
                 setattr(self, _ATTRIBUTES.get(name, name), getattr(given, name))
         self.kl_penalty_kwargs = penalty_arguments(given)
-        is_recurrent = self.policy_kwargs.get("core", getattr(self.policy_class, "default_core", "lstm")) != "none"
-        default_steps, default_batch = STEPS_AND_BATCH[is_recurrent]
+        default_steps, default_batch = STEPS_AND_BATCH[is_recurrent(self.policy_class, self.policy_kwargs)]
         self.n_steps = default_steps if given.n_steps is None else int(given.n_steps)
         self.batch_size = default_batch if given.batch_size is None else int(given.batch_size)
         self._n_updates = 0

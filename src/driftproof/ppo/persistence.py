@@ -23,6 +23,7 @@ from driftproof.ppo.settings import policy_arguments, without_unused_settings
 from driftproof.ppo.tree import ComponentTree, as_checkpoint_error, with_suffix
 from driftproof.settings.agent import HYPERPARAMETERS, AgentSettings
 from driftproof.settings.definition import settings_of
+from driftproof.settings.drift import DriftSettings
 from driftproof.state import Checkpoint, CheckpointError, printable, read, select, without, write
 
 Self = TypeVar("Self", bound="Persistent")
@@ -258,6 +259,7 @@ class Persistent(ComponentTree):
             # Especially env, whose id would be imported.
             raise CheckpointError(f"the file has unknown settings: {printable(sorted(unknown), 200)}")
         settings = without_unused_settings(manifest.decode(config["settings"], given, trust=trust))
+        settings = DriftSettings.of_file(settings)
         # A path in a file must not decide where logs are written.
         settings |= {"tensorboard_log": None, **changes}
         observation_space, action_space = (

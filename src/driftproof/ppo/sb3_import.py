@@ -23,6 +23,7 @@ from driftproof.ppo.generators import unchanged_generators
 from driftproof.ppo.sb3_networks import SB3Networks
 from driftproof.ppo.sb3_settings import SB3Settings
 from driftproof.ppo.settings import policy_arguments
+from driftproof.settings.drift import BEFORE
 from driftproof.state import CheckpointError, legacy, printable
 from driftproof.state.sb3 import read_data
 
@@ -116,7 +117,9 @@ def import_sb3(
         )
     made = gymnasium.make(env) if isinstance(env, str) else env
     try:
-        arguments = {"policy": networks.policy(_observation_space(made)), **read.arguments, **settings}
+        # The file's networks were trained without layer normalisation, also if the caller wants the rest of the kit.
+        drift = {"layer_norm": False} if settings.get("drift_kit") else BEFORE
+        arguments = {**drift, "policy": networks.policy(_observation_space(made)), **read.arguments, **settings}
         arguments |= {"policy_kwargs": kwargs, "device": device, "_init_setup_model": False}
         agent = DistributionalPPO(env=made, **arguments)
         report = [*read.report, _build(agent, networks, name)]

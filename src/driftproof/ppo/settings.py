@@ -19,7 +19,7 @@ from driftproof.learner.adversary import check_adversarial
 from driftproof.learner.hyperparams import Hyperparameter, Hyperparameters
 from driftproof.nn.actor_critic import AdaptedPolicy, as_policy
 from driftproof.nn.heads import QuantileHead
-from driftproof.nn.policies import DistributionalPolicy
+from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
 from driftproof.optim import UPGDW, AdaptiveUPGD, VarianceGradientScaler
 from driftproof.ppo.optimizers import check_options, optimizer_class, optimizer_in_policy_kwargs, unused_options
 from driftproof.ppo.sb3_views import Scheduled
@@ -80,7 +80,7 @@ def resolved(given: AgentSettings) -> AgentSettings:
         given.policy_kwargs or {}, given.optimizer_class, given.optimizer_kwargs or {}
     )
     is_scaled, vgs_kwargs = _resolved_vgs(given)
-    parts = given.parts()
+    parts = given.parts(is_recurrent(given.policy, policy_kwargs))
     if not getattr(as_policy(given.policy), "predicts_distributions", True):
         # Networks of a class that was written for Stable-Baselines3 are its own.
         parts |= {name: _OFF[name] for name in ("layer_norm", "recycle_dormant") if getattr(given, name) is None}
@@ -105,6 +105,12 @@ def resolved(given: AgentSettings) -> AgentSettings:
         seed=None if given.seed is None else int(given.seed),
         sde_sample_freq=int(given.sde_sample_freq),
     )
+
+
+def is_recurrent(policy: Any, policy_kwargs: Mapping[str, Any]) -> bool:
+    """Whether a policy, given as a name or a class, has a recurrent core with these arguments."""
+    kind = NAMED_POLICIES.get(policy) if isinstance(policy, str) else as_policy(policy)
+    return bool(policy_kwargs.get("core", getattr(kind, "default_core", "lstm")) != "none")
 
 
 def _resolved_vgs(given: AgentSettings) -> tuple[bool, dict[str, Any]]:

@@ -16,7 +16,7 @@ from driftproof.ppo import migration
 from driftproof.ppo.base import AgentBase
 from driftproof.ppo.components import load_state
 from driftproof.ppo.environments import renormalized
-from driftproof.state import CheckpointError, Stateful, copy_tree, read
+from driftproof.state import Checkpoint, CheckpointError, Stateful, copy_tree, read
 
 OWN_PLACE = ("counters", "rollout", "random")
 """Components with the progress of training, rather than what was learned."""
@@ -126,7 +126,10 @@ class ComponentTree(AgentBase):
         if isinstance(load_path_or_dict, Mapping):
             given = load_path_or_dict
         else:
-            tree = _named_states(read(with_suffix(load_path_or_dict)).tree, load_path_or_dict)
+            checkpoint = read(with_suffix(load_path_or_dict))
+            tree = _named_states(checkpoint.tree, load_path_or_dict)
+            if "policy" in tree:
+                check_layer_norm(self, checkpoint)
             given = tree if migration.is_policy_only(tree) else parameters_from(tree)
         with as_checkpoint_error("the parameters"):
             states = self._states_from(_named_states(given, "the dict"), parts)
@@ -181,6 +184,26 @@ def _named_states(tree: Any, source: object) -> Mapping[str, Any]:
     if not isinstance(tree, Mapping) or not all(isinstance(name, str) for name in tree):
         raise CheckpointError(f"{source} does not hold states of an agent, but a {type(tree).__name__}")
     return tree
+
+
+def check_layer_norm(agent: AgentBase, checkpoint: Checkpoint) -> None:
+    """Refuse weights of networks with layer normalisation for an agent without it, and the other way round.
+
+    It has no parameters, so that the weights would fit, and the agent act differently.
+
+    Raises:
+        CheckpointError: One has it, and the other has not.
+    """
+    settings = checkpoint.config.get("settings")
+    if not isinstance(settings, Mapping):
+        return
+    own, given = bool(getattr(agent, "layer_norm", False)), bool(settings.get("layer_norm"))
+    if own != given:
+        has, lacks = ("agent's", "checkpoint's") if own else ("checkpoint's", "agent's")
+        raise CheckpointError(
+            f"the {has} networks have layer normalisation and the {lacks} do not: set layer_norm={given} "
+            f"(in configurations drift.layer_norm: {str(given).lower()})"
+        )
 
 
 def with_suffix(path: Any, reading: bool = True) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from driftproof.ppo.components import load_state
 from driftproof.ppo.persistence import Persistent
-from driftproof.ppo.tree import internal_name, parameters_from
+from driftproof.ppo.tree import check_layer_norm, internal_name, parameters_from
 from driftproof.state import CheckpointError, printable, read
 from driftproof.state.files import Checkpoint
 
@@ -47,6 +47,7 @@ def warm_start(agent: Persistent, source: str | os.PathLike[str] | Checkpoint) -
     states = {internal_name(name): state for name, state in parameters_from(tree).items()}
     parts = {name: part for name, part in agent.components().items() if name in states and name not in _ITS_OWN}
     _check_networks(agent.policy.state_dict(), states["policy"])
+    check_layer_norm(agent, checkpoint)
     needed = {name: part for name, part in parts.items() if name in _NEEDED}
     load_state(agent.policy, needed, {name: states[name] for name in needed}, exact_match=True)
     report = [f"loaded: {', '.join(needed)}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,10 @@ _KIT: dict[str, tuple[Any, Any]] = {
     "drift_response": (True, False),
 }
 """Value of every part with the kit, and without it."""
+_RECURRENT = ("exploration_floor", "layer_norm")
+"""Parts that recurrent policies have without the kit, too: they learn faster with them."""
+BEFORE: dict[str, Any] = {"drift_kit": False, **{name: _KIT[name][1] for name in _RECURRENT}}
+"""Settings of agents from before there was a kit, which have none of its parts."""
 
 
 _OF_PART = {
@@ -55,7 +60,8 @@ class DriftSettings:
         None,
         "Weight of the divergence from a policy that still explores, whose gradient, unlike that of the entropy, does "
         "not vanish at certainty; 0.001 to 0.03. Discrete actions: KL(uniform‖policy); a Box: means outside of the "
-        "bounds and standard deviations below 10% of half its extent. None: as drift_kit.",
+        "bounds and standard deviations below 10% of half its extent. None: 0.003 with a recurrent policy, else as "
+        "drift_kit.",
         at_least=0,
         at_most=LARGE,
         section="drift",
@@ -64,7 +70,7 @@ class DriftSettings:
     layer_norm: bool | None = setting(
         None,
         "Layer normalisation without parameters before each activation, and of the output of a recurrent core or a "
-        "CNN: units cannot saturate. None: as drift_kit.",
+        "CNN: units cannot saturate. None: yes with a recurrent policy, else as drift_kit.",
         section="drift",
     )
     init_decay: float | None = setting(
@@ -147,14 +153,20 @@ class DriftSettings:
                 raise ArgumentError(f"{name}={value!r} has no effect without {part}: set {part}=True", name)
 
     @staticmethod
+    def of_file(settings: Mapping[str, Any]) -> dict[str, Any]:
+        """An agent's settings in a file, completed by those of files from before there was a kit."""
+        return {**({} if "drift_kit" in settings else BEFORE), **settings}
+
+    @staticmethod
     def off() -> dict[str, Any]:
         """Value of every part without the kit."""
         return {name: without for name, (_, without) in _KIT.items()}
 
-    def parts(self) -> dict[str, Any]:
-        """Value of every part: as it was given, or else that of ``drift_kit``."""
+    def parts(self, is_recurrent: bool = False) -> dict[str, Any]:
+        """Value of every part: as it was given, or else that of ``drift_kit`` and the kind of policy."""
+        with_part = {name: self.drift_kit or (is_recurrent and name in _RECURRENT) for name in _KIT}
         values = {name: getattr(self, name) for name in _KIT}
-        parts = {name: _KIT[name][not self.drift_kit] if value is None else value for name, value in values.items()}
+        parts = {name: _KIT[name][not with_part[name]] if value is None else value for name, value in values.items()}
         if self.drift_response is None and not parts["drift_alarm"]:
             parts["drift_response"] = False  # There is nothing to respond to.
         return parts
