@@ -36,7 +36,7 @@ def agent(policy="MlpLstmPolicy", actions="continuous", position=False, normalis
     )
     model.learn(128)
     with torch.no_grad():
-        model.policy.action_head.weight.mul_(300)
+        model.policy.action_head.weight.mul_(100)
     return model
 
 

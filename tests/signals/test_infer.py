@@ -29,9 +29,9 @@ KINDS = {
     "one memory": {"networks": (("shared_recurrence", True),)},
     "own extractors, one critic": {"networks": (("share_features_extractor", False), ("twin_critics", False))},
     "atoms, squashed": {"networks": (("value_head", "categorical"), ("squash_output", True))},
-    "layer normalisation, choices": {"actions": "discrete", "networks": (("layer_norm", True),)},
+    "no layer normalisation, choices": {"actions": "discrete", "networks": (("layer_norm", False),)},
     "position": {"position": True},
-    "position, layer normalisation": {"position": True, "networks": (("layer_norm", True),)},
+    "position, no layer normalisation": {"position": True, "networks": (("layer_norm", False),)},
     "position, choices, normalised": {"position": True, "actions": "discrete", "normalised": True},
     "position, squashed, normalised": {"position": True, "normalised": True, "networks": (("squash_output", True),)},
     "position, ReLU, one memory": {
@@ -128,7 +128,8 @@ def test_score_of_choices_is_how_much_more_probable_buying_is(position):
 
 
 def test_fast_step_is_taken_where_it_can_be():
-    assert NumpyStep.suits(agent(position=True).policy)
+    for kind in ("position", "position, no layer normalisation"):
+        assert NumpyStep.suits(agent(**KINDS[kind]).policy)
     assert not NumpyStep.suits(agent(**KINDS["position, two layers"]).policy)
 
 
