@@ -5,8 +5,8 @@
     python benchmarks/short.py --report                   # table of what has been run
 
 The short tasks of learning_tasks.py, where the first updates decide, with one thing changed at a time: optimizer,
-variance gradient scaling, critics, length of sequences, and how recurrent cores are initialised. A finished run is kept
-in short.json at once and not run again.
+variance gradient scaling, critics, length of sequences, layer normalisation, exploration floor, and how recurrent cores
+are initialised. A finished run is kept in short.json at once and not run again.
 """
 
 from __future__ import annotations
@@ -68,17 +68,19 @@ class Variant:
     algorithm: str = "driftproof"
 
 
-SHORTER = {"sequence_length": 32}
-"""Most ablations were made with it, before sequences of 128 became the default, which it is part of."""
+NEITHER = {"layer_norm": False, "exploration_floor": 0.0}
+SHORTER = {"sequence_length": 32, **NEITHER}
+"""Most ablations were made with it, before sequences of 128, layer normalisation and an exploration floor became the
+defaults."""
 
 VARIANTS = {
     "RecurrentPPO": Variant(algorithm="RecurrentPPO"),
     "driftproof": Variant(),
-    "layer norm": Variant({"layer_norm": True}),
-    "exploration floor 0.003": Variant({"exploration_floor": 0.003}),
-    "layer norm, exploration floor 0.003": Variant({"layer_norm": True, "exploration_floor": 0.003}),
-    "observation normaliser": Variant({"observation_normalizer": True}),
-    "no noise": Variant({"optimizer_kwargs": {"sigma": 0.0}}),
+    "no exploration floor": Variant({"exploration_floor": 0.0}),
+    "no layer norm": Variant({"layer_norm": False}),
+    "no layer norm, no exploration floor": Variant(NEITHER),
+    "neither of them, observation normaliser": Variant({"observation_normalizer": True, **NEITHER}),
+    "neither of them, no noise": Variant({"optimizer_kwargs": {"sigma": 0.0}, **NEITHER}),
     "sequences of 32": Variant(SHORTER),
     "sequences of 32, Adam, no VGS": Variant({**SHORTER, **ADAM}),
     "sequences of 32, no VGS": Variant({**SHORTER, "variance_gradient_scaling": False}),
@@ -91,6 +93,8 @@ VARIANTS = {
 COPY_VARIANTS = {
     "driftproof": Variant(),
     "driftproof, GRU": Variant(algorithm="driftproof, GRU"),
+    "no layer norm, no exploration floor": Variant(NEITHER),
+    "GRU, no layer norm, no exploration floor": Variant(NEITHER, algorithm="driftproof, GRU"),
     "sequences of 32": Variant(SHORTER),
     "GRU, sequences of 32": Variant(SHORTER, algorithm="driftproof, GRU"),
     "sequences of 32, LSTM as torch initialises it": Variant(SHORTER, initialise=as_torch),

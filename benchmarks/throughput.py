@@ -8,11 +8,11 @@
 
 With memory, everyone has 8 environments of 128 steps, minibatches of 256, 4 epochs, and the same environments. "Same
 network" has RecurrentPPO's: two LSTMs of 256 and two networks of 64 and 64 behind them, one critic, Adam, no gradient
-scaling. Without memory, the peer is SB3's PPO with the same network, 1024 samples a rollout and 10 epochs, which are
-the defaults of both. "Equal work" is one critic, one quantile, Adam, no gradient scaling; "defaults" are twin quantile
-critics, AdaptiveUPGD and variance gradient scaling. Each turn is `--updates` rollouts and updates, without memory one;
-ratios are of turns next to each other: median, 10th and 90th percentile. Ratios of CPU time are less sensitive to what
-else the machine does.
+scaling, no layer normalisation and no exploration floor; so has "plain". Without memory, the peer is SB3's PPO with the
+same network, 1024 samples a rollout and 10 epochs, which are the defaults of both. "Equal work" is one critic, one
+quantile, Adam, no gradient scaling; "defaults" are twin quantile critics, AdaptiveUPGD and variance gradient scaling.
+Each turn is `--updates` rollouts and updates, without memory one; ratios are of turns next to each other: median, 10th
+and 90th percentile. Ratios of CPU time are less sensitive to what else the machine does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ import numpy as np
 import torch
 from common import console, show_table, write_result
 
-PLAIN: dict[str, Any] = {"optimizer_class": "adam", "variance_gradient_scaling": False}
+PLAIN: dict[str, Any] = {
+    "optimizer_class": "adam",
+    "variance_gradient_scaling": False,
+    "layer_norm": False,
+    "exploration_floor": 0.0,
+}
 SAME: dict[str, Any] = {"lstm_hidden_size": 256, "twin_critics": False}
 EQUAL: dict[str, Any] = {"twin_critics": False, "num_quantiles": 1}
 RECURRENT_BASELINE = "RecurrentPPO"
