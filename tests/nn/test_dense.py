@@ -9,7 +9,7 @@ from torch import nn
 
 from driftproof.adversarial import PerturbationConfig, SAPPOConfig
 from driftproof.nn.dense import dense_networks
-from driftproof.nn.policies import MlpLstmPolicy, MlpPolicy
+from driftproof.nn.policies import CnnLstmPolicy, CnnPolicy, MlpGruPolicy, MlpLstmPolicy, MlpPolicy
 from driftproof.ppo import DistributionalPPO
 
 BOX = spaces.Box(-1, 1, (2, 3), np.float32)
@@ -29,16 +29,19 @@ def test_outputs_and_gradients_are_those_of_autograd(actions, activation, layer_
     torch.manual_seed(0)
     kwargs = {"net_arch": {"pi": [8, 16, 8], "vf": [16]}, "activation_fn": activation, "ortho_init": False}
     policy = MlpPolicy(BOX, ACTIONS[actions], layer_norm=layer_norm, **kwargs)
-    observations = torch.rand(2, 5, 2, 3)
+    check_against_autograd(policy, torch.rand(2, 5, 2, 3))
 
+
+def check_against_autograd(policy, *given):
     def loss(evaluation):
         return evaluation.parameters.square().sum() + sum(p.exp().mean() for p in evaluation.predictions)
 
-    expected = policy.evaluate(observations, policy.initial_state(5))
+    given = *given, policy.initial_state(5)
+    expected = policy.evaluate(*given)
     wanted = gradients(policy, loss(expected))
     policy.zero_grad()
     networks = policy.dense_networks()
-    actual = policy.evaluate_dense(networks, observations)
+    actual = policy.evaluate_dense(networks, *given)
     loss(actual).backward()
     places = {id(p): torch.full_like(p, torch.nan) for p in policy.actor_network.parameters()}
     networks.backward(places)
@@ -50,10 +53,32 @@ def test_outputs_and_gradients_are_those_of_autograd(actions, activation, layer_
         assert parameter.grad is places[id(parameter)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "kwargs"),
+    [
+        (MlpLstmPolicy, {}),
+        (MlpLstmPolicy, {"layer_norm": False}),
+        (MlpGruPolicy, {"shared_recurrence": True, "net_arch": {"pi": [], "vf": [8]}}),
+        (MlpLstmPolicy, {"shared_lstm": True, "enable_critic_lstm": False}),
+        (MlpLstmPolicy, {"enable_critic_lstm": False, "net_arch": []}),
+        (CnnPolicy, {"share_features_extractor": False}),
+        (CnnLstmPolicy, {"twin_critics": False}),
+    ],
+)
+def test_gradients_reach_what_comes_before_dense_layers(kind, kwargs):
+    """Recurrent cores and features extractors, which actor and critics share or have of their own."""
+    torch.manual_seed(0)
+    is_image = issubclass(kind, CnnPolicy | CnnLstmPolicy)
+    space = spaces.Box(0, 255, (3, 36, 36), np.uint8) if is_image else BOX
+    policy = kind(space, ACTIONS["discrete"], **{"layer_norm": True, "lstm_hidden_size": 8, "net_arch": [8], **kwargs})
+    shape = (2, 5, *space.shape)
+    check_against_autograd(policy, torch.randint(0, 255, shape, dtype=torch.uint8) if is_image else torch.rand(shape))
+
+
 def test_gradients_are_added_to_what_autograd_found_before():
     layer = nn.Linear(3, 2)
     networks = dense_networks([[layer]])
-    (output,) = networks(torch.ones(4, 3))
+    (output,) = networks([torch.ones(4, 3)])
     (output.sum() + 5 * layer.bias.sum()).backward()
     networks.backward({})
     assert layer.bias.grad.tolist() == [9.0, 9.0]
@@ -65,7 +90,8 @@ def test_saturated_tanh_and_nan():
         for layer in (first, second):
             layer.weight.fill_(1)
             layer.bias.zero_()
-    (output,) = dense_networks([[first, nn.Tanh(), second]])(torch.tensor([[-200.0], [200.0], [0.0], [torch.nan]]))
+    inputs = torch.tensor([[-200.0], [200.0], [0.0], [torch.nan]])
+    (output,) = dense_networks([[first, nn.Tanh(), second]])([inputs])
     assert output[:3, 0].tolist() == [-1.0, 1.0, 0.0]
     assert output[3].isnan()
 
@@ -98,13 +124,13 @@ def test_autograd_where_there_is_more_than_dense_layers(change):
     assert policy.dense_networks() is None
 
 
-def test_autograd_for_recurrence_exploration_matrices_and_overridden_methods():
+def test_autograd_for_exploration_matrices_and_overridden_methods():
     class Mine(MlpPolicy):
         def predict_returns(self, memory):
             return super().predict_returns(memory)
 
     box = ACTIONS["continuous"]
-    others = [MlpLstmPolicy(BOX, box), MlpPolicy(BOX, box, use_sde=True), Mine(BOX, box)]
+    others = [MlpLstmPolicy(BOX, box, use_sde=True), MlpPolicy(BOX, box, use_sde=True), Mine(BOX, box)]
     assert [policy.dense_networks() for policy in others] == [None] * 3
 
 
@@ -117,7 +143,7 @@ def test_autograd_for_layer_normalisation_of_another_kind():
     for other in (nn.LayerNorm(4), nn.LayerNorm(4, 1e-3, elementwise_affine=False)):
         assert dense_networks([network(plain), network(other)]) is None
     assert dense_networks([network(plain), network()]) is None
-    assert dense_networks([[plain, *network()]]) is None
+    assert dense_networks([[nn.LayerNorm(3), *network()]]) is None
 
 
 @pytest.mark.parametrize(
@@ -130,11 +156,12 @@ def test_autograd_for_layer_normalisation_of_another_kind():
     ],
     ids=["usual", "entropy", "other terms", "adversary"],
 )
-def test_agents_learn_as_with_autograd(arguments):
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_agents_learn_as_with_autograd(policy, arguments):
     weights = []
     for uses_autograd in (False, True):
         env = gym.make("CartPole-v1")
-        agent = DistributionalPPO("MlpPolicy", env, n_steps=64, batch_size=16, n_epochs=2, seed=0, **arguments)
+        agent = DistributionalPPO(policy, env, n_steps=64, batch_size=16, n_epochs=2, seed=0, **arguments)
         if uses_autograd:
             agent.policy.register_forward_hook(lambda *_: None)
         agent.learn(128)

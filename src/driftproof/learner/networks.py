@@ -132,10 +132,17 @@ class HasKernels(Protocol):
 
 @runtime_checkable
 class HasDenseNetworks(Protocol):
-    """Policy that may be nothing but dense layers on its observations."""
+    """Policy whose actor and critics may be nothing but dense layers, on observations or behind a recurrent core."""
 
     def dense_networks(self) -> DenseNetworks | None:
-        """Actor and critics, which then are differentiated without autograd; ``None`` if there is more to them."""
+        """These layers, which then are differentiated without autograd; ``None`` if there is more to them."""
 
-    def evaluate_dense(self, networks: DenseNetworks, observation: Observation) -> Evaluation:
+    def evaluate_dense(
+        self,
+        networks: DenseNetworks,
+        observation: Observation,
+        state: PolicyState,
+        segments: Segments | None = None,
+        keep: Tensor | None = None,
+    ) -> Evaluation:
         """What ``evaluate`` returns, with gradients that end at the outputs of these networks."""

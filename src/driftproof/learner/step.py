@@ -70,7 +70,7 @@ class OptimizerStep:
         self._statistics = [buffer for module in normalisers for buffer in module.buffers(recurse=False)]
         self._has_stepped = False
         self._dense: DenseNetworks | None = None
-        """Actor and critics, if they are to be differentiated without autograd."""
+        """Dense layers of actor and critics, if they are to be differentiated without autograd."""
         self._present: list[int] = []
         self._rows: list[Tensor] = []
         self._views: list[Tensor] = []
@@ -144,11 +144,12 @@ class OptimizerStep:
 
     def _evaluate(self, batch: Minibatch) -> Evaluation:
         """The networks' outputs in float32."""
+        given = batch.observations, batch.state, batch.segments, batch.keep
         if self._dense is not None:
             assert isinstance(self.policy, HasDenseNetworks)
-            return self.policy.evaluate_dense(self._dense, batch.observations)
+            return self.policy.evaluate_dense(self._dense, *given)
         with self.autocast():
-            parameters, predictions = self.policy.evaluate(batch.observations, batch.state, batch.segments, batch.keep)
+            parameters, predictions = self.policy.evaluate(*given)
         return Evaluation(parameters.float(), tuple(p.float() for p in predictions))
 
     @torch.no_grad()

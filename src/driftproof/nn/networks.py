@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN
 from torch import Tensor, nn
@@ -93,10 +94,16 @@ def dense_network(
 
 def layer_steppers(network: nn.Sequential) -> list[Callable[[Tensor], Tensor]]:
     """A network's layers as plain functions, without hooks; weights must not change while they are used."""
-    return [
-        partial(F.linear, weight=layer.weight, bias=layer.bias) if type(layer) is nn.Linear else layer.forward
-        for layer in network
-    ]
+    return [_stepper(layer) for layer in network]
+
+
+def _stepper(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    if type(layer) is nn.Linear:
+        return partial(F.linear, weight=layer.weight, bias=layer.bias)
+    if type(layer) is nn.LayerNorm:
+        shape = list(layer.normalized_shape)
+        return partial(torch.layer_norm, normalized_shape=shape, weight=layer.weight, bias=layer.bias, eps=layer.eps)
+    return layer.forward
 
 
 def output_width(network: nn.Sequential, before: int) -> int:

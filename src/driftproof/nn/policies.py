@@ -201,12 +201,18 @@ class DistributionalPolicy(Acting):
             segments: Where episodes start, for one call over time.
             keep: 0 where they start ``[T, B]``, for a loop over time with static shapes instead.
         """
+        memory, critic_memory = self._memories(observation, state, segments, keep)
+        return Evaluation(self._sequence_parameters(memory), self._sequence_predictions(critic_memory))
+
+    def _memories(
+        self, observation: Observation, state: PolicyState, segments: Segments | None, keep: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs ``[T, B, units]`` of the actor's and of the critics' core."""
         features = self._sequence_features(observation, self.features_extractor)
         critic_features = features
         if self.critic_features_extractor is not None:
             critic_features = self._sequence_features(observation, self.critic_features_extractor)
-        memory, critic_memory = self.run_cores((features, critic_features), state, segments, keep)
-        return Evaluation(self._sequence_parameters(memory), self._sequence_predictions(critic_memory))
+        return self.run_cores((features, critic_features), state, segments, keep)
 
     def run_cores(
         self, features: tuple[Tensor, Tensor], state: PolicyState, segments: Segments | None, keep: Tensor | None
@@ -226,12 +232,9 @@ class DistributionalPolicy(Acting):
         return all(core.has_kernels or isinstance(core, NoCore) for core in self._cores()) and self.is_recurrent
 
     def dense_networks(self) -> DenseNetworks | None:
-        """Actor and critics for :meth:`evaluate_dense`, if they are nothing but dense layers on the observations."""
-        extractors = {type(e) for e in (self.features_extractor, self.critic_features_extractor) if e is not None}
+        """Dense layers of actor and critics for :meth:`evaluate_dense`, if they can be differentiated by formula."""
         is_plain = (
-            extractors == {FlattenExtractor}
-            and not self.is_recurrent
-            and self.exploration is None
+            self.exploration is None
             and type(self).evaluate is DistributionalPolicy.evaluate
             and type(self).predict_returns is DistributionalPolicy.predict_returns
             and all(type(head).forward is ValueHead.forward for head in self.heads)
@@ -242,9 +245,17 @@ class DistributionalPolicy(Acting):
         critics = [[*critic.network, critic.head.linear] for critic in self._critics()]
         return dense_networks([[*self.actor_network, self.action_head], *critics])
 
-    def evaluate_dense(self, networks: DenseNetworks, observation: Observation) -> Evaluation:
+    def evaluate_dense(
+        self,
+        networks: DenseNetworks,
+        observation: Observation,
+        state: PolicyState,
+        segments: Segments | None = None,
+        keep: Tensor | None = None,
+    ) -> Evaluation:
         """What :meth:`evaluate` returns, with gradients that end at the outputs of these networks."""
-        outputs, *predictions = networks(self._sequence_features(observation, self.features_extractor))
+        memory, critic_memory = self._memories(observation, state, segments, keep)
+        outputs, *predictions = networks([memory, *[critic_memory] * len(self.critics)])
         return Evaluation(self._with_spread(outputs, outputs), tuple(predictions))
 
     def evaluate_actor(
