@@ -10,7 +10,7 @@ from torch import nn
 from driftproof.nn import recurrence as module
 from driftproof.nn.cores import GRUCore, LSTMCore
 from driftproof.nn.recurrence import plain, reason_against_kernels, recurrence
-from tests.nn.test_recurrence import random_case
+from tests.nn.recurrences import random_case
 
 pytestmark = pytest.mark.gpu
 
