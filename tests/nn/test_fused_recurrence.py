@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from driftproof.nn import recurrence as module
-from driftproof.nn.cores import GRUCore, LSTMCore
+from driftproof.nn.cores import GRUCore, LSTMCore, NoCore, masked_pair
 from driftproof.nn.recurrence import plain, reason_against_kernels, recurrence
 from tests.nn.recurrences import random_case
 
@@ -97,6 +97,20 @@ def test_shapes_without_kernels_run_in_the_plain_form(core_class):
     keep = torch.ones(4, 2, device="cuda")
     inputs = torch.randn(4, 2, 3, device="cuda")
     torch.testing.assert_close(core.masked(inputs, state, keep), core(inputs, state), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "other", [LSTMCore(3, 8), LSTMCore(3, 16), GRUCore(3, 8), NoCore(3)], ids=["alike", "wider", "gru", "none"]
+)
+def test_two_cores_equal_each_alone(other):
+    torch.manual_seed(0)
+    cores = LSTMCore(3, 8).cuda(), other.cuda()
+    states = tuple(tuple(torch.randn_like(part) for part in core.initial_state(5, "cuda")) for core in cores)
+    inputs = torch.randn(6, 5, 3, device="cuda")
+    keep = (torch.rand(6, 5, device="cuda") > 0.2).float()
+    together = masked_pair(cores, (inputs, inputs), states, keep)
+    for core, state, ours in zip(cores, states, together, strict=True):
+        torch.testing.assert_close(ours, core.masked(inputs, state, keep), atol=1e-6, rtol=1e-5)
 
 
 def test_without_triton_the_plain_form_runs(monkeypatch):

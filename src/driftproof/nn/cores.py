@@ -224,11 +224,10 @@ class _TorchCore(Core):
 
     def is_like(self, other: Core) -> bool:
         """Whether cores differ in weights alone."""
-        mine, its = (
-            (type(core), core.features, core.units, core.layers, getattr(core.recurrence, "bias", None))
-            for core in (self, other)
-        )
-        return mine == its
+        if type(other) is not type(self):
+            return False
+        sizes = [(core.features, core.units, core.layers, core.recurrence.bias) for core in (self, other)]
+        return sizes[0] == sizes[1]
 
     def _run_grouped(
         self, inputs: Tensor, state: State, keep: Tensor | None = None, cores: Sequence[Any] = ()

@@ -111,12 +111,19 @@ class _Fused(torch.autograd.Function):
         activations = torch.empty(members, steps, batch, 4 * units, device=inputs.device, dtype=small)
         cell = None if cell is None else cell.contiguous()
         groups = members * -(-batch // ROWS)
-        kernels.forward[(groups * plan.parts,)](
-            *(inputs, weight, hidden if bias is None else bias.contiguous(), hidden, hidden if cell is None else cell),
-            *(keep, outputs, cells, activations, previous, _meeting(groups, plan, keep), steps, batch),
-            **_constants(plan, units, cell is None, precision),
-            BIAS=bias is not None,
-        )
+        with torch.cuda.device_of(inputs):  # type: ignore[no-untyped-call]
+            kernels.forward[(groups * plan.parts,)](
+                *(
+                    inputs,
+                    weight,
+                    hidden if bias is None else bias.contiguous(),
+                    hidden,
+                    hidden if cell is None else cell,
+                ),
+                *(keep, outputs, cells, activations, previous, _meeting(groups, plan, keep), steps, batch),
+                **_constants(plan, units, cell is None, precision),
+                BIAS=bias is not None,
+            )
         ctx.save_for_backward(weight, hidden if cell is None else cell, keep, cells, activations, previous)
         ctx.precision, ctx.is_gru, ctx.has_bias = precision, cell is None, bias is not None
         ctx.dtype = inputs.dtype
@@ -137,13 +144,14 @@ class _Fused(torch.autograd.Function):
         d_hidden = torch.empty(members, batch, units, device=cells.device)
         d_cell = d_hidden if ctx.is_gru else torch.empty_like(d_hidden)
         groups = members * -(-batch // ROWS)
-        kernels.backward[(groups * plan.parts,)](
-            *(weight, cell, keep, cells, activations, previous, d_outputs),
-            *(d_hidden if d_last is None else d_last.contiguous(), d_inputs, d_products, d_hidden, d_cell),
-            *(_meeting(groups, plan, keep), steps, batch),
-            **_constants(plan, units, ctx.is_gru, ctx.precision),
-            LAST=d_last is not None,
-        )
+        with torch.cuda.device_of(weight):  # type: ignore[no-untyped-call]
+            kernels.backward[(groups * plan.parts,)](
+                *(weight, cell, keep, cells, activations, previous, d_outputs),
+                *(d_hidden if d_last is None else d_last.contiguous(), d_inputs, d_products, d_hidden, d_cell),
+                *(_meeting(groups, plan, keep), steps, batch),
+                **_constants(plan, units, ctx.is_gru, ctx.precision),
+                LAST=d_last is not None,
+            )
         rows = d_products.flatten(1, 2)
         d_weight = torch.bmm(rows.mT.to(previous.dtype), previous.flatten(1, 2)).float()
         d_bias = rows[..., 2 * units :].sum(1, dtype=torch.float32) if ctx.has_bias else None
