@@ -31,6 +31,10 @@ def agent(member, policy, env="CartPole-v1", networks=None, **changes):
     return DistributionalPPO(policy, make_vec_env(env, 3, seed=member), policy_kwargs=kwargs, **{**settings, **changes})
 
 
+def slow(value):
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 class Alone:
     """A single agent that trains with random numbers of its own."""
 
@@ -117,8 +121,8 @@ def test_an_update_of_several_members_equals_one_of_each(policy):
         {"policy": "MlpGruPolicy", "env": "Pendulum-v1", "clip_range_vf": 0.1, "target_kl": 0.01, "kl_penalty": True},
         {"policy_kwargs": {"value_head": "categorical"}, "target_kl": 0.001, "cvar_alpha": 0.5},
         {"layer_norm": True, "exploration_floor": 0.01, "init_decay": 0.5, "optimism": 0.5},
-        {"optimizer_class": "upgd", "optimizer_kwargs": {"sigma": 0.01}, "vgs_kwargs": {"apply_to": "update"}},
-        {"optimizer_kwargs": {"sigma": 0.1, "adaptive_noise": True, "noise_reference": "gradient"}},
+        slow({"optimizer_class": "upgd", "optimizer_kwargs": {"sigma": 0.01}, "vgs_kwargs": {"apply_to": "update"}}),
+        slow({"optimizer_kwargs": {"sigma": 0.1, "adaptive_noise": True, "noise_reference": "gradient"}}),
         {"policy_kwargs": {"shared_recurrence": True, "twin_critics": False}, "n_steps": 18, "sequence_length": 8},
     ],
     ids=[

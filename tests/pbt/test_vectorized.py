@@ -54,7 +54,7 @@ def differences(population, member, alone, tolerance=1e-4):
     "make",
     [
         make_agent,
-        lambda member: agent(member, short_episodes),
+        pytest.param(lambda member: agent(member, short_episodes), marks=pytest.mark.slow),
         lambda member: agent(member, observation_normalizer=True, ent_coef_final=0.0, ent_coef=0.01),
     ],
     ids=["VecNormalize", "truncated", "observation_normalizer"],
@@ -244,6 +244,7 @@ class TestBackend:
         assert [event.member for event in runner.scheduler.events if event.kind == "restart"] == [1]
         assert not compare(states(runner), states(whole))
 
+    @pytest.mark.slow
     def test_a_member_that_keeps_failing_is_replaced(self, tmp_path):
         runner = PBTRunner(
             config(), Broken(tmp_path), 6, tmp_path / "run", seed=5, backend="vectorized", max_restarts=1
@@ -277,6 +278,7 @@ class TestBackend:
         assert history[-1][1] is not None
         assert runner.updates == [8, 8, 8]
 
+    @pytest.mark.slow
     def test_environments_on_the_device_resume(self, tmp_path):
         def make(member):
             return agent(member, lambda: TensorVecEnv(cart_poles(2)))
