@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 ray = pytest.importorskip("ray")
 
@@ -12,6 +13,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 from driftproof.pbt import PBTRunner  # noqa: E402
 from driftproof.pbt.ray_backend import RayBackend  # noqa: E402
+from driftproof.pbt.work import Work  # noqa: E402
 from driftproof.state import compare  # noqa: E402
 from tests.pbt.populations import config, make_agent, states  # noqa: E402
 
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 ROOT = str(Path(__file__).parents[2])
-WORKERS = {"env_vars": {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}}
+WORKERS = {"env_vars": {"PYTHONPATH": f"{ROOT}/src:{ROOT}", "OMP_NUM_THREADS": "1"}}
 QUIET = {"log_to_driver": False, "include_dashboard": False, "runtime_env": WORKERS}
 
 
@@ -48,6 +50,34 @@ def test_ray_does_what_one_process_does(local, tmp_path):
         PBTRunner(config(), make_agent, 4, tmp_path / "much", backend=RayBackend({"num_cpus": 2})).run()
     with pytest.raises(RuntimeError, match="connected to Ray already"):
         PBTRunner(config(), make_agent, 4, tmp_path / "two", backend=RayBackend(address="10.0.0.1:6379")).run()
+
+
+@pytest.mark.slow
+def test_a_group_of_members_in_each_actor(local, tmp_path):
+    """The last group is smaller; a killed actor loses its whole group, which restarts."""
+    settings = {"config": config(population_size=5), "make_agent": make_agent, "total_updates": 6, "synchronous": True}
+    whole = PBTRunner(run_dir=tmp_path / "whole", seed=5, backend="vectorized", **settings)
+    whole.run()
+    backend = RayBackend(members_per_actor=2)
+    runner = PBTRunner(run_dir=tmp_path / "run", seed=5, backend=backend, **settings)
+    receive, left = runner._receive, [1]
+
+    def killing(report):
+        result = receive(report)
+        if left[0] and report.updates == 4:
+            left[0] -= 1
+            ray.kill(backend._actors[2])
+        return result
+
+    runner._receive = killing
+    runner.run()
+    assert runner.updates == [6] * 5
+    decided = [[event for event in each.scheduler.events if event.kind != "restart"] for each in (runner, whole)]
+    assert [(e.kind, e.member, e.donor) for e in decided[0]] == [(e.kind, e.member, e.donor) for e in decided[1]]
+    pairs = zip(states(runner), states(whole), strict=True)
+    assert all(torch.allclose(a["policy"][n], b["policy"][n], atol=1e-4) for a, b in pairs for n in a["policy"])
+    with pytest.raises(ValueError, match=r"3 actors of 2 members with .* need 6 CPU, of which there are 3"):
+        RayBackend({"num_cpus": 2}, members_per_actor=2).start(Work(make_agent, None, 5, 6, "copy"))
 
 
 @pytest.mark.slow

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 _CHANGEABLE = (
     *("run.evaluation_episodes", "run.threads", "run.device"),
-    *("pbt.backend", "pbt.workers", "pbt.resources_per_member", "pbt.address", "pbt.max_restarts"),
+    *("pbt.backend", "pbt.workers", "pbt.resources_per_member", "pbt.address"),
+    *("pbt.members_per_actor", "pbt.max_restarts"),
 )
 
 

@@ -370,7 +370,7 @@ def _backend(config: Config) -> Backend:
             from driftproof.pbt.ray_backend import RayBackend
         except ImportError as error:
             raise ConfigError([f"pbt.backend: {error}"]) from error
-        return RayBackend(pbt.resources_per_member, pbt.address)
+        return RayBackend(pbt.resources_per_member, pbt.address, pbt.members_per_actor)
     if pbt.backend == "vectorized":
         from driftproof.pbt.vectorized.backend import VectorizedBackend
 

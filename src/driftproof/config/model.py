@@ -164,7 +164,7 @@ def _check_backend(pbt: PBTSection) -> None:
     if pbt.backend != "process":
         _check_default(pbt, "pbt.workers", "pbt.backend: process")
     if pbt.backend != "ray":
-        for name in ("resources_per_member", "address"):
+        for name in ("resources_per_member", "address", "members_per_actor"):
             _check_default(pbt, f"pbt.{name}", "pbt.backend: ray")
 
 

@@ -121,6 +121,12 @@ class BackendSettings:
     address: str | None = setting(
         None, "For backend ray: address of a running cluster; auto: the one this machine is part of."
     )
+    members_per_actor: int = setting(
+        1,
+        "For backend ray: members that train as one in each actor, which has resources_per_member for all of them.",
+        at_least=1,
+        at_most=MOST_UNITS,
+    )
     synchronous: bool = setting(
         False,
         "Decide for all members when all have done the same number of updates, so that nothing depends on who is "

@@ -6,6 +6,8 @@ import io
 import math
 import traceback
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from driftproof.pbt.member import Trainee
@@ -47,7 +49,7 @@ class VectorizedBackend:
     def wait(self) -> Report | Failure:
         if not self._results:
             orders, self._orders = self._orders, {}
-            self._results.extend(self._carry_out(orders))
+            self._results.extend(self.carry_out(orders))
         return self._results.popleft()
 
     def hold(self) -> None:
@@ -64,7 +66,8 @@ class VectorizedBackend:
         if self.population is not None:
             self.population.close()
 
-    def _carry_out(self, orders: dict[int, Order]) -> list[Report | Failure]:
+    def carry_out(self, orders: dict[int, Order]) -> list[Report | Failure]:
+        """Execute orders by member, all at once."""
         try:
             population = self._built()
         except Exception:
@@ -161,6 +164,34 @@ class VectorizedBackend:
         file = io.BytesIO()
         write(file, population.states(member), config=agent.config(), exact=agent.worker.is_whole)
         return Report(member, trainee.updates, performance, file.getvalue(), self._rows[member].taken(), refusal)
+
+
+class VectorizedHost:
+    """Executes orders of some members of a population, which train as one.
+
+    Args:
+        work: Settings that all orders share.
+        members: The members.
+    """
+
+    def __init__(self, work: Work, members: Sequence[int]) -> None:
+        self._members = list(members)
+        self._backend = VectorizedBackend()
+        own = replace(work, make_agent=lambda place: work.make_agent(self._members[place]), members=len(members))
+        self._backend.start(own)
+
+    def carry_out(self, orders: Sequence[Order]) -> list[Report | Failure]:
+        """Execute orders, all at once."""
+        places = [self._members.index(order.member) for order in orders]
+        pairs = zip(places, orders, strict=True)
+        results = self._backend.carry_out({place: replace(order, member=place) for place, order in pairs})
+        return [self._by_member(result) for result in results]
+
+    def _by_member(self, result: Report | Failure) -> Report | Failure:
+        if isinstance(result, Report):
+            return replace(result, member=self._members[result.member])
+        lost = tuple(self._members[place] for place in result.lost)
+        return replace(result, member=None if result.member is None else self._members[result.member], lost=lost)
 
 
 def _updates(agent: DistributionalPPO) -> int:
