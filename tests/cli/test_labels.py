@@ -88,6 +88,12 @@ def test_every_command_that_prints_a_return_labels_it(runs, capsys):
                 assert line[: match.start()].endswith("training "), (arguments, line)
         for i, line in enumerate(lines):
             assert not line.startswith("difference of returns") or LABEL.fullmatch(lines[i - 4]), arguments
+    _, output, _ = call(capsys, "play", "drifting", "--output", runs / "play.gif", "--runs-dir", runs)
+    assert re.match(r"return 8, played in phase 2 of the drift .*, held, where training ended; in new episodes", output)
+    _, output, _ = call(capsys, "runs", "--runs-dir", runs)
+    head, *lines = output.splitlines()
+    assert re.search("training return +evaluation +evaluated +state", head)
+    assert all(re.search("(not seen in training|IN SAMPLE)  ", line) for line in lines)
     for name in ("market", "all", "drifting", "pole", "population"):
         call(capsys, "report", name, "--runs-dir", runs)
         page = (runs / name / "report.html").read_text()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from driftproof._files import shortened
 from driftproof.cli import runs
 from driftproof.cli.errors import CommandError
+from driftproof.cli.located import located
 from driftproof.cli.options import trust_in
 from driftproof.runs import CHECKPOINTS, CONFIG, is_population, own_file
 
@@ -40,6 +41,15 @@ class Found:
 
         path = None if self.folder is None else own_file(self.folder, CONFIG)
         return load(path, overrides or (), self.trust)
+
+    def config_to_play(self, overrides: list[str] | None = None) -> Config:
+        """The same, with the environment's files where they are now.
+
+        Raises:
+            CommandError: A file or a module of the environment is missing.
+        """
+        config = self.config(overrides)
+        return config if self.folder is None else located(config, self.folder, overrides or ())
 
     def load(self, device: str = "cpu") -> DistributionalPPO:
         """Load the agent, without an environment. No code in its file is run."""

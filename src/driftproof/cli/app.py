@@ -20,8 +20,10 @@ from driftproof.cli import (
     data,
     evaluation,
     files,
+    listing,
     markets,
     pages,
+    playing,
     terminal,
     training,
     tuning,
@@ -70,6 +72,7 @@ for _command in (
     training.train,
     tuning.tune,
     evaluation.evaluate,
+    playing.play,
     pages.report,
     markets.infer,
     backtesting.backtest,
@@ -80,6 +83,7 @@ for _command in (
     files.convert,
 ):
     app.command()(_interruptible(_command))
+app.command("runs")(_interruptible(listing.list_runs))
 data.app.command()(_interruptible(data.check))
 app.add_typer(data.app, name="data")
 

@@ -70,10 +70,10 @@ def evaluate(
     if found.folder is None and env is None:
         raise CommandError(f"{run} is not in a run folder: give --env, the environment to evaluate in")
     changed = changes(env, overrides)
-    settings = found.config(changed)
+    settings = found.config_to_play(changed)
     use_threads(settings)
     trained = scopes.trained_on(found.folder, found.config())
-    lasting = _lasting(read(found.checkpoint).tree)
+    lasting = lasting_of(read(found.checkpoint).tree)
     subject = Subject(found.load(settings.run.device), settings, lasting, trained)
     episodes = episodes or settings.run.evaluation_episodes or 20
     say(f"{found.checkpoint}: {episodes} episodes of {settings.env.id}")
@@ -97,7 +97,7 @@ def evaluate(
         say(f"written to {target}")
 
 
-def _lasting(tree: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
+def lasting_of(tree: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
     """The state of the environments' drift in a checkpoint; ``None`` if it has none."""
     rollout = tree.get("rollout")
     lasting = rollout.get("lasting") if isinstance(rollout, Mapping) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -50,13 +50,28 @@ class Episodes:
             self.paths.append(self._running.pop(i))
 
 
-def play(player: Any, venv: VecEnv, episodes: int, seed: int, deterministic: bool = True) -> Episodes:
-    """Let a policy play so many episodes."""
+def play(
+    player: Any,
+    venv: VecEnv,
+    episodes: int,
+    seed: int,
+    deterministic: bool = True,
+    look: Callable[[Mapping[str, Any], Mapping[str, Any]], None] | None = None,
+) -> Episodes:
+    """Let a policy play so many episodes; ``look`` is called after every step."""
     from stable_baselines3.common.evaluation import evaluate_policy
 
     recorded = Episodes()
+
+    def after_step(local: Mapping[str, Any], everywhere: Mapping[str, Any]) -> None:
+        recorded(local, everywhere)
+        if look is not None:
+            look(local, everywhere)
+
     venv.seed(seed)
-    returns, _ = evaluate_policy(player, venv, episodes, deterministic, callback=recorded, return_episode_rewards=True)
+    returns, _ = evaluate_policy(
+        player, venv, episodes, deterministic, callback=after_step, return_episode_rewards=True
+    )
     recorded.returns = [float(value) for value in returns]  # type: ignore[union-attr]
     return recorded
 

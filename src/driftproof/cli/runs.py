@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from driftproof._text import closest
 from driftproof.cli.errors import CommandError, Stopped
 from driftproof.cli.interrupts import interrupts
+from driftproof.cli.located import is_same_data, located
 from driftproof.cli.options import trust_in
 from driftproof.runs import CONFIG, has_saved, own_file
 
@@ -163,10 +164,12 @@ def read(
     path = own_file(folder, CONFIG)
     before, config = load(path), load(path, overrides or (), trust_in(trusted))
     changed = [keys.dotted(path) for path in keys.settings() if keys.at(before, path) != keys.at(config, path)]
+    if changed == ["env.kwargs"] and is_same_data(before, config, folder):
+        changed = []  # The same data, elsewhere.
     if wrong := [name for name in changed if name not in changeable]:
         can = ", ".join(changeable)
         raise CommandError(f"{wrong[0]} cannot change when a run is resumed; these can: {can}")
-    return config
+    return located(config, folder, overrides or ())
 
 
 def keep(folder: Path, config: Config) -> None:
@@ -176,7 +179,10 @@ def keep(folder: Path, config: Config) -> None:
     from driftproof.state import write_atomically
 
     path = own_file(folder, CONFIG)
-    if load(path) == config:
+    before = load(path)
+    if is_same_data(before, config, folder):
+        config = config.model_copy(update={"env": before.env})  # Where data is now is no setting of the run.
+    if before == config:
         return
     old, new = path.read_bytes(), dumps(config).encode()
     if (mine := owned(folder, old)) is not None:

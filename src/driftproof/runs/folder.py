@@ -198,6 +198,15 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else os.fspath(value)
 
 
+def is_in_use(folder: Path) -> bool:
+    """Whether a process is working on a run."""
+    path = folder / ".lock"
+    if not path.is_file() or path.is_symlink():
+        return False
+    with path.open("rb") as file:
+        return not _lock(file.fileno())
+
+
 _locks: set[IO[bytes]] = set()
 """Lock files that this process has open."""
 
