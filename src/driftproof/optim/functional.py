@@ -39,6 +39,7 @@ from driftproof.optim import _foreach, _reference
 from driftproof.optim._core import Extremes, Gate, Group, NoiseReference, Settings, are_plain, compute_dtype, norm
 from driftproof.optim._foreach import Scratch
 from driftproof.optim._gradient_statistics import GradientStatistics
+from driftproof.optim._metrics import step_metrics as upgd_metrics
 from driftproof.optim._noise import NoiseSource, RawNoise, draw_noise
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "clip_gradients",
     "draw_noise",
     "scaling_factor",
+    "upgd_metrics",
     "upgd_step",
     "vgs_step",
 ]

@@ -29,6 +29,7 @@ from driftproof.learner.population.rollout import PopulationRollout
 from driftproof.learner.population.state import PopulationState
 from driftproof.learner.population.step import PopulationStep
 from driftproof.nn.heads import Scale
+from driftproof.optim.functional import upgd_metrics
 from driftproof.settings.batches import Batches, cut
 
 _SHARED = ("batch_size", "normalize_advantage", "skip_limit")
@@ -102,9 +103,10 @@ class PopulationLearner:
         metrics = means | metrics | scale.metrics()
         if policy.like.is_recurrent:
             metrics |= torch.vmap(memory_metrics)(rollout.last_state)
-        metrics |= self._optimizer_metrics(steps)
+        metrics |= self._optimizer_metrics(steps, counts)
         finite = torch.stack([torch.isfinite(param).flatten(1).all(1) for param in state.group.params]).all(0)
-        return self._fetch(metrics, steps, finite, counts, active, settings[0].skip_limit)
+        floors = [float(each.exploration_floor) for each in settings]
+        return self._fetch(metrics, steps, finite, counts, active, settings[0].skip_limit, floors)
 
     def _estimate(self, rollout: PopulationRollout, numbers: Mapping[str, Number | None]) -> Estimates:
         names = ("gamma", "gae_lambda", "optimism", "cvar_alpha")
@@ -221,11 +223,17 @@ class PopulationLearner:
         return {"train/distance_from_initial": (squares / count).sqrt() * (1 - share)}
 
     @torch.no_grad()
-    def _optimizer_metrics(self, steps: StepMetrics) -> dict[str, Tensor]:
-        state, metrics = self.state, {}
+    def _optimizer_metrics(self, steps: StepMetrics, counts: list[int]) -> dict[str, Tensor]:
+        state = self.state
+        metrics = upgd_metrics([state.group], members=True)
+        length = steps.values.shape[1]
+        # Compares noise with the gradient; if the last step was skipped, its gradient was not applied.
+        ends = [length if state.group.settings.betas is None else min(count, length) for count in counts]
+        taken = torch.stack([steps["taken"][member, end - 1] for member, end in enumerate(ends)])
+        metrics["upgd/noise_to_direction"] = torch.where(taken > 0, metrics["upgd/noise_to_direction"], torch.nan)
         if (statistics := state.statistics) is not None:
             settings = self.step.state.scaling_settings()
-            metrics = {f"vgs/{n}_ema": value.nan_to_num(0) for n, value in statistics.total_averages().items()}
+            metrics |= {f"vgs/{n}_ema": value.nan_to_num(0) for n, value in statistics.total_averages().items()}
             metrics["vgs/normalized_variance"] = statistics.normalized_variance(settings.eps)
             metrics["vgs/scaling_factor"] = statistics.factor.clone()
             metrics["vgs/step_count"] = statistics.step_count.clone()
@@ -247,6 +255,7 @@ class PopulationLearner:
         counts: list[int],
         active: list[bool],
         limit: int,
+        floors: list[float],
     ) -> list[Metrics]:
         """All numbers from the device, at once; notes members that have diverged."""
         columns = torch.stack([number.float() for number in metrics.values()], 1)
@@ -258,6 +267,8 @@ class PopulationLearner:
             flat = row[len(metrics) :]
             pairs = list(zip(flat[:length], flat[length : 2 * length], strict=True))[: counts[member]]
             numbers: Metrics = dict(zip(metrics, row[: len(metrics)], strict=True))
+            if self.step.exploration_floor:
+                numbers["train/exploration_floor"] = floors[member]
             learner = self.state.learners[member]
             if active[member]:
                 self.diverged[member] = self._has_skipped(member, pairs, limit) or not flat[-1]
