@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from typer.main import get_command
 
 from driftproof.cli import scopes
+from driftproof.cli.app import app
 from driftproof.envs import MarketEnv, regime_bars, write_csv
 from tests.cli.commands import SMALL, call
 from tests.cli.test_commands import error
@@ -21,6 +23,9 @@ DRIFT = "env.drift=[{kind: reward_scale, schedule: {kind: sudden, every: 20, val
 SEARCH = ["--set", "pbt.population_size=2", "--set", "pbt.backend=inline", "--set", "pbt.perturbation_interval=1"]
 RATES = ["--set", "pbt.hyperparams=[{name: learning_rate, min_value: 1e-4, max_value: 1e-2, is_log_scale: true}]"]
 LABEL = re.compile(r"evaluated (IN SAMPLE|out of sample|in phase \d+|in new episodes) .*")
+
+
+BACKTEST = re.compile(r"(IN SAMPLE|out of sample)(, after training)?, \d{4}-\d\d-\d\d\S* to \d{4}-\d\d-\d\d")
 
 
 class Capture:
@@ -90,6 +95,11 @@ def test_every_command_that_prints_a_return_labels_it(runs, capsys):
             assert not line.startswith("difference of returns") or LABEL.fullmatch(lines[i - 4]), arguments
     _, output, _ = call(capsys, "play", "drifting", "--output", runs / "play.gif", "--runs-dir", runs)
     assert re.match(r"return 8, played in phase 2 of the drift .*, held, where training ended; in new episodes", output)
+    _, output, errors = call(capsys, "backtest", "market", runs / "prices.csv", "--runs-dir", runs)
+    lines = output.splitlines()
+    samples = [lines[i - 2] for i, line in enumerate(lines) if re.match(r"return +[+-]", line)]
+    assert [line.partition(", ")[0] for line in samples] == ["IN SAMPLE", "out of sample"], errors
+    assert all(re.search(r"\d{4}-\d\d-\d\d.* to \d{4}-\d\d-\d\d", line) for line in samples)
     _, output, _ = call(capsys, "runs", "--runs-dir", runs)
     head, *lines = output.splitlines()
     assert re.search("training return +evaluation +evaluated +state", head)
@@ -100,7 +110,14 @@ def test_every_command_that_prints_a_return_labels_it(runs, capsys):
         assert "<dt>Training return</dt>" in page or "<dt>Best training return</dt>" in page
         labels = re.findall(r'<p class="label[^"]*">([^<]*)</p>', page)
         assert labels
-        assert all(LABEL.fullmatch(label) for label in labels)
+        assert all(LABEL.fullmatch(label) or BACKTEST.match(label) for label in labels), labels
+
+
+def test_the_audit_knows_all_commands():
+    audited = {"train", "tune", "evaluate", "play", "backtest", "runs", "report"}
+    elsewhere = {"walkforward"}  # tests/cli/test_walking.py
+    without_returns = {"infer", "export", "config", "inspect", "convert", "data"}
+    assert audited | elsewhere | without_returns == set(get_command(app).commands)
 
 
 def test_a_market_without_a_split_is_evaluated_on_the_last_bars(runs, capsys):
