@@ -1,7 +1,7 @@
 """Walk-forward tests on twenty years of the S&P 500 and the NASDAQ, with several seeds.
 
     pip install driftproof arch                     # arch ships the prices
-    python benchmarks/walk_forward.py               # three seeds of each
+    python benchmarks/walk_forward.py               # three seeds of fresh agents, two of warm ones
     python benchmarks/walk_forward.py --quick       # one seed, a few minutes on two cores
 
 Each agent is trained on three years of daily bars (configs/market.yaml) and tested on the six months after them, then
@@ -13,11 +13,11 @@ positions cost 1 % a year. Nothing was tuned on these prices.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,16 @@ HEAD = ["", "log-return a year", "volatility", "Sharpe", "drawdown", "turnover",
 
 
 def walk(folder: Path, prices: Path, seed: int, warm: bool, steps: int) -> dict[str, Any]:
-    """The out-of-sample part of one walk-forward test."""
+    """The out-of-sample part of one walk-forward test, which is done now unless it is in the folder."""
     name = f"{prices.stem}-{'warm' if warm else 'fresh'}-{seed}"
-    command = [sys.executable, "-m", "driftproof", "walkforward", CONFIG, prices, "--train", "3y", "--test", "6mo"]
-    options = ["--runs-dir", folder, "--name", name, "--set", f"run.seed={seed}"]
-    options += ["--set", f"run.total_timesteps={steps}", *(["--warm"] if warm else [])]
-    subprocess.run([str(word) for word in command + options], check=True, capture_output=True)
+    if not (folder / name / "backtest.json").exists():
+        command: list[Any] = [sys.executable, "-m", "driftproof", "walkforward", "--runs-dir", folder]
+        if (folder / name).exists():
+            command += ["--resume", name]
+        else:
+            command += [CONFIG, prices, "--train", "3y", "--test", "6mo", "--name", name, "--set", f"run.seed={seed}"]
+            command += ["--set", f"run.total_timesteps={steps}", *(["--warm"] if warm else [])]
+        subprocess.run([str(word) for word in command], check=True, capture_output=True)
     (part,) = json.loads((folder / name / "backtest.json").read_text())["parts"]
     return dict(part)
 
@@ -59,31 +63,34 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--warm-seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=16_384, help="of each training")
+    parser.add_argument("--folder", type=Path, help="keeps all runs, to go on after an interruption")
     parser.add_argument("--quick", action="store_true", help="one seed, fewer steps")
     args = parser.parse_args()
-    seeds, steps = (1, 4_096) if args.quick else (args.seeds, args.steps)
-    text, began = [], time.monotonic()
+    seeds, warm_seeds, steps = (1, 1, 4_096) if args.quick else (args.seeds, args.warm_seeds, args.steps)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        for index, source in (("sp500", sp500), ("nasdaq", nasdaq)):
+        folder = args.folder or Path(place)
+        folder.mkdir(parents=True, exist_ok=True)
+        parts: dict[str, dict[str, Any]] = {"sp500": {}, "nasdaq": {}}
+        for warm, (index, source) in itertools.product((False, True), (("sp500", sp500), ("nasdaq", nasdaq))):
             prices = folder / f"{index}.csv"
-            source.load().to_csv(prices)
-            rows: list[list[str]] = []
-            for warm in (False, True):
-                for seed in range(seeds):
-                    part = walk(folder, prices, seed, warm, steps)
-                    if not rows:
-                        names = ("buy and hold", "volatility-scaled", "flat")
-                        rows += [row(name, part, name) for name in names]
-                        ends = part["performances"]["agent"]
-                    rows.append(row(f"{'warm' if warm else 'fresh'} agents, seed {seed}", part))
-                    console.print(*rows[-1])
-            title = f"{index}, out of sample, {ends['first']} to {ends['last']}"
-            text.append(show_table(title, HEAD, rows))
-    text.append(f"{steps:,} steps in each window; {(time.monotonic() - began) / 60:.0f} minutes.")
+            if not prices.exists():
+                source.load().to_csv(prices)
+            for seed in range(warm_seeds if warm else seeds):
+                name = f"{'warm' if warm else 'fresh'} agents, seed {seed}"
+                parts[index][name] = walk(folder, prices, seed, warm, steps)
+                console.print(index, *row(name, parts[index][name]))
+    text = []
+    for index, found in parts.items():
+        first = next(iter(found.values()))
+        rows = [row(name, first, name) for name in ("buy and hold", "volatility-scaled", "flat")]
+        rows += [row(name, part) for name, part in found.items()]
+        ends = first["performances"]["agent"]
+        text.append(show_table(f"{index}, out of sample, {ends['first']} to {ends['last']}", HEAD, rows))
     if not args.quick:
-        write_result("walk_forward", f"python benchmarks/walk_forward.py --seeds {seeds} --steps {steps}", text)
+        command = f"python benchmarks/walk_forward.py --seeds {seeds} --warm-seeds {warm_seeds} --steps {steps}"
+        write_result("walk_forward", command, text)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def test_tests_are_stitched_to_one_row_of_positions():
     bars = market("2000-01-01", "2000-01-11")["A"]
     parts = {
         ("2000-01-03", "2000-01-06"): np.array([np.nan, 0.1, 0.2]),
-        ("2000-01-05", "2000-01-07"): np.array([0.3, 0.4]),
+        ("2000-01-04", "2000-01-07"): np.array([np.nan, 0.3, 0.4]),
         ("2000-01-08", "2000-01-10"): np.array([0.5, 0.6]),
     }
     found = stitched(bars, parts)

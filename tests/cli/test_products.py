@@ -221,3 +221,22 @@ def test_files_of_prices_are_checked(runs, capsys, tmp_path):
     assert code == 1
     assert "REFUSED: row 6" in output
     assert "there is no such file" in error(capsys, "data", "check", tmp_path / "none.csv")
+
+
+@pytest.mark.slow
+def test_trials_of_a_population_are_counted(daily, capsys, tmp_path):
+    search = ["--set", "pbt.population_size=3", "--set", "pbt.backend=inline", "--set", "pbt.perturbation_interval=1"]
+    searched = ["--set", "pbt.hyperparams=[{name: ent_coef, min_value: 0, max_value: 0.1}]"]
+    features = ["--set", "env.kwargs.features={window: 16, horizons: [1, 4], volume: false}"]
+    market = ["--env", "driftproof/Market-v0", "--set", f"env.kwargs.data={daily[0]}", *features]
+    load = ["--set", "env.kwargs.load={columns: {timestamp: When}}", "--set", "env.kwargs.episode_length=16"]
+    steps = ["--set", "run.total_timesteps=256", "--runs-dir", tmp_path, "--name", "search"]
+    code, _, errors = call(capsys, "tune", *market, *load, *SMALL, *search, *searched, *steps)
+    assert code == 0, errors
+    code, _, errors = call(capsys, "backtest", "search", daily[0], "--runs-dir", tmp_path)
+    assert code == 0, errors
+    saved = json.loads((tmp_path / "search" / "backtest.json").read_text())
+    events = json.loads((tmp_path / "search" / "population.json").read_text())["events"]
+    assert saved["trials"] == 3 + sum(event["kind"] in ("exploit", "explore", "replace") for event in events) > 3
+    part = saved["parts"][-1]
+    assert part["deflated"] < part["performances"]["agent"]["probability"]
