@@ -214,6 +214,16 @@ def test_overlapping_episodes_do_not_narrow_the_interval(runs, capsys, tmp_path)
     assert widths[1] > 0.7 * widths[0], "independent episodes would narrow it by a factor of three"
 
 
+def test_attacks_in_a_history_have_no_interval_over_episodes(runs, capsys):
+    options = ["--attack", "random", "--epsilon", 0.1, "--episodes", 3, "--runs-dir", runs]
+    code, output, errors = call(capsys, "evaluate", "market", *options)
+    assert code == 0, errors
+    assert "no intervals: episodes share bars" in output
+    results = saved(runs, "market", "attacks.json")["results"]
+    assert [(result["low"], result["high"]) for result in results] == [(None, None)] * 2
+    assert call(capsys, "report", "market", "--runs-dir", runs)[0] == 0
+
+
 def test_repeats_of_one_path_elsewhere_have_no_interval(runs, capsys, tmp_path):
     code, output, errors = call(
         capsys,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ class AttackResult:
         epsilon: Radius of the attack; 0 for ``"clean"``.
         returns: Return of every episode.
         mean: Mean return.
-        low: Lower end of the mean's 95% confidence interval, by bootstrap over episodes.
+        low: Lower end of the mean's 95% confidence interval, by bootstrap over episodes; NaN if there is none.
         high: Upper end of the interval.
     """
 
@@ -116,7 +117,7 @@ class Robustness:
     def __str__(self) -> str:
         rows = [("attack", "epsilon", "return", "95% interval", "episodes")]
         for r in self.results:
-            interval = f"[{r.low:.4g}, {r.high:.4g}]"
+            interval = "–" if math.isnan(r.low) else f"[{r.low:.4g}, {r.high:.4g}]"
             rows.append((r.attack, f"{r.epsilon:g}", f"{r.mean:.4g}", interval, f"{len(r.returns)}"))
         return table(rows)
 

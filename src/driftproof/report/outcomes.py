@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,4 +157,8 @@ def _attack_table(run: Run, bundles: Sequence[Bundle]) -> Table:
 
 def interval(score: Score) -> str:
     """The interval of a mean as text; a dash if it is unknown."""
-    return "–" if score.low == score.high == score.mean else f"{number(score.low, 3)} to {number(score.high, 3)}"
+    return (
+        "–"
+        if math.isnan(score.low) or score.low == score.high == score.mean
+        else f"{number(score.low, 3)} to {number(score.high, 3)}"
+    )
