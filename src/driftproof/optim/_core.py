@@ -150,10 +150,15 @@ class Group:
         chosen = {k: [v[i] for i in indices] if v else [] for k, v in lists.items()}
         return Group(self.settings, **chosen, proceed=self.proceed)
 
-    def masked(self, proceed: Tensor) -> Group:
-        """The same group with a step that goes nowhere where ``proceed`` is False, 0-dim or ``[M]``."""
+    def masked(self, proceed: Tensor, zeroed: bool = False) -> Group:
+        """The same group with a step that goes nowhere where ``proceed`` is False, 0-dim or ``[M]``.
+
+        Args:
+            proceed: Where the step is taken.
+            zeroed: Whether gradients are zero elsewhere already.
+        """
         # Gradients that are not finite would turn products with zero into NaN.
-        grads = [torch.where(_shaped(proceed, grad), grad, 0) for grad in self.grads]
+        grads = self.grads if zeroed else [torch.where(_shaped(proceed, grad), grad, 0) for grad in self.grads]
         lr = torch.where(proceed, self.settings.lr, 0.0)
         return replace(self, settings=replace(self.settings, lr=lr), grads=grads, proceed=proceed)
 

@@ -102,10 +102,10 @@ def accumulate(group: Group, members: bool) -> None:
         torch._foreach_add_(group.steps, 1)
     beta = settings.beta_utility
     if isinstance(beta, Tensor):
-        torch._foreach_mul_(group.utilities, _each(group.kept(beta), group.utilities))
-        worth = list(torch._foreach_mul(group.grads, group.params))
-        torch._foreach_mul_(worth, _each(beta - 1, worth))
-        torch._foreach_add_(group.utilities, worth)
+        weight = group.kept(beta) - 1
+        for utility, grad, param in zip(group.utilities, group.grads, group.params, strict=True):
+            # u + (beta - 1) * (u + grad * param), in two passes over memory.
+            utility.addcmul_(torch.addcmul(utility, grad, param), _shaped(weight, utility))
     else:
         kept = group.kept(beta)
         if isinstance(kept, Tensor) and kept.dim() == 1:
@@ -138,8 +138,11 @@ def utility_extremes(group: Group, members: bool, need_low: bool) -> Extremes:
     corrections = _bias_corrections(group, group.settings.beta_utility, members)
     if members:
         rows = [u.flatten(1) for u in group.utilities]
+        if not rows[0].is_cpu:
+            lows, tops = zip(*(r.aminmax(dim=1) for r in rows), strict=True)
+            return Extremes(_corrected(lows, corrections).amin(0), _corrected(tops, corrections).amax(0))
         highs = _corrected([r.amax(1) for r in rows], corrections).amax(0)
-        if highs.is_cpu and not need_low and bool((highs > 0).all()):
+        if not need_low and bool((highs > 0).all()):
             return Extremes(highs, highs)
         return Extremes(_corrected([r.amin(1) for r in rows], corrections).amin(0), highs)
     utilities = group.utility_runs if group.counts_on_host else group.utilities
@@ -190,11 +193,14 @@ def _buckets(group: Group) -> Iterator[Group]:
 
 
 def _write_directions(group: Group, flat: Tensor, directions: list[Tensor]) -> None:
-    if group.settings.betas is None:
+    betas = group.settings.betas
+    if betas is None:
         torch.cat([g.flatten() for g in group.grads], out=flat)
-        return
-    flat.zero_()
-    _add_adam_directions(group, flat, directions, group.settings.betas)
+    elif _differs_by_member(group, betas):
+        _write_adam_directions_per_member(group, directions, betas)
+    else:
+        flat.zero_()
+        _add_adam_directions(group, flat, directions, betas)
 
 
 def _write_noisy_directions(
@@ -219,9 +225,6 @@ def _add_adam_directions(
     group: Group, flat: Tensor, directions: list[Tensor], betas: tuple[Scalar, Scalar], unit: float = 1.0
 ) -> None:
     settings, steps, device = group.settings, group.steps, flat.device
-    if _differs_by_member(group, betas):
-        _add_adam_directions_per_member(group, directions, betas)
-        return
     numbers: Any = (*betas, settings.eps)
     beta1, beta2, eps = numbers
     if device.type == "cuda" and not settings.capturable:
@@ -257,25 +260,34 @@ def _differs_by_member(group: Group, betas: tuple[Scalar, Scalar] | None) -> boo
     return group.steps[0].dim() > 0 or any(isinstance(number, Tensor) for number in numbers)
 
 
-def _add_adam_directions_per_member(group: Group, directions: list[Tensor], betas: tuple[Scalar, Scalar]) -> None:
-    """Equivalent of the fused kernel for settings and step counts that are tensors."""
-    first, second, grads = group.first_moments, group.second_moments, group.grads
-    squares = list(torch._foreach_mul(grads, grads))
-    for moments, values, beta in ((first, grads, betas[0]), (second, squares, betas[1])):
-        torch._foreach_mul_(moments, _each(group.kept(beta), moments))
-        torch._foreach_add_(moments, torch._foreach_mul(values, _each(1 - beta, moments)))
-    corrections = [_bias_corrections(group, beta, members=True) for beta in betas]
-    roots = list(torch._foreach_sqrt(_over(second, corrections[1])))
-    torch._foreach_add_(roots, _each(group.settings.eps, roots))
-    torch._foreach_add_(directions, torch._foreach_div(_over(first, corrections[0]), roots))
+def _write_adam_directions_per_member(group: Group, directions: list[Tensor], betas: tuple[Scalar, Scalar]) -> None:
+    """Equivalent of the fused kernel for settings and step counts that are tensors, in few passes over memory."""
+    weights = [1 - group.kept(beta) for beta in betas]
+    first, second = (_bias_corrections(group, beta, members=True) for beta in betas)
+    # (m / first) / (sqrt(v / second) + eps) = m / (scale * sqrt(v) + offset)
+    scales, offsets = first / second**0.5, first * group.settings.eps
+    for i, (grad, direction) in enumerate(zip(group.grads, directions, strict=True)):
+        moment, square = group.first_moments[i], group.second_moments[i]
+        moment.lerp_(grad, _shaped(weights[0], grad))
+        square.lerp_(torch.mul(grad, grad, out=direction), _shaped(weights[1], grad))
+        scale, offset = (_shaped(_of_parameter(each, i), grad) for each in (scales, offsets))
+        torch.sqrt(square, out=direction)
+        if isinstance(scale, Tensor) and isinstance(offset, Tensor):
+            torch.addcmul(offset, direction, scale, out=direction)
+        else:
+            direction.mul_(scale).add_(offset)
+        torch.div(moment, direction, out=direction)
 
 
-def _over(tensors: list[Tensor], corrections: Scalar) -> list[Tensor]:
-    """Tensors over their bias corrections."""
-    if isinstance(corrections, Tensor) and corrections.dim() == 2:
-        divisors: Any = [per_member(row, t) for row, t in zip(corrections.unbind(), tensors, strict=True)]
-        return list(torch._foreach_div(tensors, divisors))
-    return list(torch._foreach_div(tensors, _each(corrections, tensors)))
+def _of_parameter(values: Scalar, i: int) -> Scalar:
+    """What :func:`_bias_corrections` returns, for one parameter."""
+    return values[i] if isinstance(values, Tensor) and values.dim() == 2 else values
+
+
+def _shaped(value: Scalar, like: Tensor) -> Any:
+    """A number for all of a tensor, or one per member, in the tensor's precision."""
+    shaped = per_member(value, like)
+    return shaped.to(like.dtype) if isinstance(shaped, Tensor) else shaped
 
 
 def _add_noise(group: Group, flat: Tensor, directions: list[Tensor], noise: RawNoise, members: bool) -> None:
@@ -288,7 +300,10 @@ def _add_noise(group: Group, flat: Tensor, directions: list[Tensor], noise: RawN
         references = _noise_references(group, directions, members)
         stds = [adaptive_std(settings, reference) for reference in references]
     for direction, raw, std in zip(directions, unflatten(noise.flat, directions), stds, strict=True):
-        direction.add_(raw * per_member(std * noise.scale, direction))
+        if isinstance(std, Tensor) and std.dim() > 0:
+            direction.addcmul_(raw.to(direction.dtype), _shaped(std * noise.scale, direction))
+        else:
+            direction.add_(raw * (std * noise.scale))
 
 
 def _noise_references(group: Group, directions: list[Tensor], members: bool) -> list[Tensor]:
@@ -314,7 +329,8 @@ def _apply_gate(group: Group, flat: Tensor, extremes: Extremes, members: bool, s
         if not isinstance(divisors, Tensor) and flat.is_cpu:
             _multiply_by_sigmoid(flat, group.utility_runs, -1 / divisors)
             return
-        gates, _ = _quotients(group, divisors, members, scratch)
+        gates, _ = _quotients(group, -divisors, members, scratch)
+        _multiply_by_sigmoid(flat, [gates], 1.0)
     else:
         low, high = extremes
         gates, views = _quotients(group, _divisors(corrections, 1.0, flat.dtype), members, scratch)
@@ -324,7 +340,7 @@ def _apply_gate(group: Group, flat: Tensor, extremes: Extremes, members: bool, s
         gates.clamp_(0, 1).sub_(0.5)
         for part in parts:
             part.mul_(per_member(2 * settings.temperature, part))
-    flat.addcmul_(flat, gates.sigmoid_(), value=-1)
+        flat.addcmul_(flat, gates.sigmoid_(), value=-1)
 
 
 def _multiply_by_sigmoid(flat: Tensor, arguments: list[Tensor], slope: float) -> None:
@@ -357,9 +373,12 @@ def _descend(group: Group, steps: list[Tensor], unit: float) -> None:
     settings, params = group.settings, group.params
     lr, decay, factor = settings.lr, settings.weight_decay, STEP_FACTOR[settings.gate]
     if isinstance(decay, Tensor) or (isinstance(lr, Tensor) and lr.dim() > 0):
-        torch._foreach_mul_(params, _each(1 - lr * decay, params))
-        torch._foreach_mul_(steps, _each(factor * unit * lr, steps))
-        torch._foreach_sub_(params, steps)
+        for param, step in zip(params, steps, strict=True):
+            param.mul_(_shaped(1 - lr * decay, param))
+            if isinstance(lr, Tensor):
+                param.addcmul_(step, _shaped(-factor * unit * lr, step))
+            else:
+                param.sub_(step, alpha=factor * unit * lr)
         return
     factor *= unit
     # p - (factor * lr) * (step + decay / factor * p)

@@ -96,7 +96,12 @@ class GradientStatistics:
         return [p.dtype for p in self.params] != self._dtypes or [p.device for p in self.params] != self._devices
 
     def fold(
-        self, grads: Sequence[Tensor | None], beta: Number, extremes: bool = True, proceed: Tensor | None = None
+        self,
+        grads: Sequence[Tensor | None],
+        beta: Number,
+        extremes: bool = True,
+        proceed: Tensor | None = None,
+        joint: Tensor | None = None,
     ) -> bool:
         """Fold gradients into the averages; ``False`` if there is none.
 
@@ -108,6 +113,7 @@ class GradientStatistics:
             beta: Decay of the averages.
             extremes: Fold the largest magnitude too, which on a CPU costs a third of all.
             proceed: Where averages change at all, ``[...]`` bool.
+            joint: The gradients of all parameters side by side ``[M, elements]``, if they are and all are finite.
         """
         present = [i for i, grad in enumerate(grads) if grad is not None and grad.numel() > 0]
         if not present:
@@ -116,8 +122,7 @@ class GradientStatistics:
         packed = self._packed if self.on_host and len(present) == len(grads) else None
         singly = present if packed is None else self._large
         rows = {i: _wide(self._rows(grad)) for i in singly if (grad := grads[i]) is not None}
-        joint: Tensor | None = None
-        if not self.on_host:
+        if not self.on_host and joint is None:
             joint, finite = _finite(list(rows.values()))
             rows = dict(zip(rows, finite, strict=True))
         if self.statistic == "elementwise":
@@ -147,7 +152,7 @@ class GradientStatistics:
         if extremes:
             together = [] if packed is None else [packed.gradients]
             if self.members is not None and joint is not None:
-                largest = joint.abs().amax(-1).float()
+                largest = torch.linalg.vector_norm(joint, torch.inf, dim=-1).float()
             else:
                 largest = self._gather(_magnitudes([*together, *rows.values()])).amax(-1)
             self._lerp(self.largest, (largest,), weight)
@@ -204,8 +209,7 @@ class GradientStatistics:
             return norms, averages
         moments, grads = [self.moments[i] for i in rows], list(rows.values())
         if self._joint is not None and joint is not None and len(rows) == len(self.params):
-            column = _column(weight)
-            self._joint.mul_(1 - column).add_(joint * column)
+            self._joint.lerp_(joint, _column(weight))
         elif isinstance(weight, Tensor):
             torch._foreach_mul_(moments, _each(1 - weight, moments))
             torch._foreach_add_(moments, torch._foreach_mul(grads, _each(weight, moments)))

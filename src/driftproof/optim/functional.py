@@ -41,8 +41,10 @@ from driftproof.optim._foreach import Scratch
 from driftproof.optim._gradient_statistics import GradientStatistics
 from driftproof.optim._metrics import step_metrics as upgd_metrics
 from driftproof.optim._noise import NoiseSource, RawNoise, draw_noise
+from driftproof.optim._packed_gradients import HUGE
 
 __all__ = [
+    "HUGE",
     "Gate",
     "GradientStatistics",
     "Group",
@@ -70,6 +72,7 @@ def upgd_step(
     noise: NoiseSource = draw_noise,
     scratch: Scratch | None = None,
     proceed: Tensor | None = None,
+    zeroed: bool = False,
 ) -> None:
     """Take one step: update the parameters and state of all groups in place.
 
@@ -83,9 +86,10 @@ def upgd_step(
         scratch: Scratch memory of an earlier step, to reuse.
         proceed: Where the step is taken, whatever the gradients are elsewhere: bool, 0-dim, or ``[M]`` if the step
             counts are ``[M]`` too. The host reads a flag only if it may read the step counts.
+        zeroed: Whether gradients are zero already where the step is not taken.
     """
     scratch = scratch or Scratch()
-    batches = [batch for group in groups for batch in _batches(group, proceed)]
+    batches = [batch for group in groups for batch in _batches(group, proceed, zeroed)]
     if not batches:
         return
     need_low = any(batch.group.settings.gate == "minmax" for batch in batches)
@@ -139,6 +143,7 @@ def vgs_step(
     grads: Sequence[Tensor | None],
     settings: ScalingSettings,
     proceed: Tensor | None = None,
+    joint: Tensor | None = None,
 ) -> Tensor:
     """Fold gradients into the averages, and count the step.
 
@@ -147,11 +152,12 @@ def vgs_step(
         grads: One for each parameter of the state, or ``None``.
         settings: Hyper-parameters.
         proceed: Where the step is taken, 0-dim or ``[M]`` bool; elsewhere nothing changes.
+        joint: The gradients of all parameters side by side ``[M, elements]``, if they are and all are finite.
 
     Returns:
         Factor of gradients or steps, 0-dim or ``[M]``.
     """
-    if state.fold(grads, settings.beta, proceed=proceed):
+    if state.fold(grads, settings.beta, proceed=proceed, joint=joint):
         factor = scaling_factor(state, settings)
         state.factor.copy_(factor if proceed is None else torch.where(proceed, factor, state.factor))
     state.step_count.add_(1 if proceed is None else proceed)
@@ -185,7 +191,7 @@ def clip_gradients(grads: Sequence[Tensor], max_norm: Scalar, members: bool = Fa
     return total
 
 
-def _batches(group: Group, proceed: Tensor | None) -> Iterator[_Batch]:
+def _batches(group: Group, proceed: Tensor | None, zeroed: bool) -> Iterator[_Batch]:
     """Parameters that one call can work on, if the step may be taken, and masked if the host does not know."""
     on_host = bool(group.steps) and group.counts_on_host
     if proceed is not None and proceed.dim() > 0 and any(count.dim() == 0 for count in group.steps):
@@ -196,7 +202,7 @@ def _batches(group: Group, proceed: Tensor | None) -> Iterator[_Batch]:
         return
     for batch in _alike(group):
         flags = proceed.to(batch.group.params[0].device)
-        yield batch._replace(group=batch.group.masked(flags))
+        yield batch._replace(group=batch.group.masked(flags, zeroed))
 
 
 def _alike(group: Group) -> Iterator[_Batch]:

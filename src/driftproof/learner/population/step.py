@@ -19,7 +19,7 @@ from driftproof.learner.population.state import PopulationState
 from driftproof.learner.rollout import Minibatch
 from driftproof.nn.heads import ClipMode
 from driftproof.nn.types import Evaluation
-from driftproof.optim.functional import ScalingSettings, Scratch, upgd_step, vgs_step
+from driftproof.optim.functional import HUGE, ScalingSettings, Scratch, upgd_step, vgs_step
 
 S = TypeVar("S")
 
@@ -106,21 +106,31 @@ class PopulationStep:
         scaled, scale, factor = norm, torch.ones_like(norm), torch.ones_like(norm)
         vgs = state.learners[0].vgs
         scales_steps = vgs is not None and vgs.enabled and vgs.apply_to == "update"
+        # Masked once, for the averages and the optimizer.
+        grads = [torch.where(taken.unsqueeze(1), grad, 0) for grad in grads]
         if statistics is not None and vgs is not None and vgs.enabled:
             assert self.scaling is not None
             by_name = state.by_name(grads)
-            factor = vgs_step(statistics, [by_name.get(key) for key in statistics.keys], self.scaling, taken)
+            are_joint = state.blocks == [statistics.keys]
+            factor = vgs_step(
+                statistics,
+                [by_name.get(key) for key in statistics.keys],
+                self.scaling,
+                taken & (norm < HUGE),
+                joint=grads[0] if are_joint else None,
+            )
             if vgs.apply_to == "gradient":
                 scaled, scale = norm * factor, factor
         scale = (c.max_grad_norm / (scaled + 1e-6)).clamp_max(1) * scale
-        group.grads = [grad * per_member(scale, grad) for grad in grads]
+        scale = torch.where(taken, scale, 0).unsqueeze(1)
+        group.grads = [grad.mul_(scale) for grad in grads]
         before = [param.clone() for param in group.params] if scales_steps else []
         drawing = None
         if self.generators.is_single:
             drawing = [i for i, flag in enumerate(taken.tolist()) if flag and self.noisy[i]]
         sizes = [param[0].numel() for param in group.params]
         noise = self.generators.noise(sizes, drawing)
-        upgd_step([group], members=True, noise=noise, scratch=self._scratch, proceed=taken)
+        upgd_step([group], members=True, noise=noise, scratch=self._scratch, proceed=taken, zeroed=True)
         for param, old in zip(group.params, before, strict=False):
             param.copy_(old + per_member(factor, param) * (param - old))
         return {
