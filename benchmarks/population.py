@@ -1,8 +1,8 @@
 """A population on one accelerator: what M members cost against one, from the optimizer step to whole trainings.
 
-    python benchmarks/population.py                     # on the GPU if there is one; about three minutes there
+    python benchmarks/population.py                     # on the GPU if there is one; about eight minutes there
     python benchmarks/population.py --quick             # tiny, also on a CPU: about a minute
-    python benchmarks/population.py --parts population --members 1 64 --units 128
+    python benchmarks/population.py --parts population --members 1 64 --units 128 --products float32 bf16
     python benchmarks/population.py --report            # tables and the picture of what has been measured
 
 - environments: steps per second of tensor environments, and of Gymnasium's vector environments on one core.
@@ -10,16 +10,18 @@
   in which half of the population gets the state of the other half; and trainings in the market with regimes, rollouts
   and updates on the device. A single agent has its CUDA graph, and its environments are tensors too.
 
-Everything is on: twin quantile critics, LSTMs for actor and critics, AdaptiveUPGD with noise, gradient scaling. The
+Everything is on: twin quantile critics, LSTMs for actor and critics, AdaptiveUPGD with noise, gradient scaling. Matrix
+products are exact float32, TF32 (``torch.set_float32_matmul_precision("high")``) or bfloat16 (``mixed_precision``). The
 floor of a step is the time in which the device could do its arithmetic (6 operations per weight of a matrix and sample,
-forward and backward, on tensor cores in TF32), or move its numbers (12 per weight: three reads and a write around the
-gradient, and parameters, utilities and two moments of the optimizer; 2 per output of a layer and sample), whichever is
-longer.
+forward and backward, on tensor cores in TF32 or bfloat16), or move its numbers (12 per weight: three reads and a write
+around the gradient, and parameters, utilities and two moments of the optimizer; 2 per output of a layer and sample),
+whichever is longer.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import time
@@ -30,7 +32,7 @@ from typing import Any
 
 import gymnasium
 import torch
-from common import COLOURS, RESULTS, console, machine, show_table, write_result
+from common import RESULTS, console, machine, show_table, write_result
 
 from driftproof.envs import tensor
 from driftproof.pbt.vectorized import VectorizedPopulation
@@ -38,6 +40,8 @@ from driftproof.ppo import DistributionalPPO
 
 MARKET = "driftproof/RegimeMarket-v0"
 PARTS = ("environments", "population")
+PRODUCTS = ("float32", "tf32", "bf16")
+"""Precisions of matrix products."""
 PEAKS = {"H200": (495e12, 4.8e12), "H100": (495e12, 3.35e12), "A100": (156e12, 2.0e12)}
 """Operations per second of TF32 and bytes per second, by what the device's name contains."""
 
@@ -82,7 +86,8 @@ def floor(model: DistributionalPPO, members: int, samples: int) -> float | None:
         return None
     matrices = [parameter for parameter in model.policy.parameters() if parameter.dim() == 2]
     weights = sum(parameter.numel() for parameter in model.policy.parameters())
-    operations = 6 * samples * sum(matrix.numel() for matrix in matrices)
+    # Tensor cores multiply twice as many numbers of half the size.
+    operations = 6 * samples * sum(matrix.numel() for matrix in matrices) / (2 if model.mixed_precision else 1)
     words = 12 * weights + 2 * samples * sum(len(matrix) for matrix in matrices)
     return members * max(operations / peaks[0], 4 * words / peaks[1])
 
@@ -132,41 +137,51 @@ def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
 
 def population(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """An optimizer step, an exploit and whole trainings, of M members and of a single agent."""
+    before = torch.get_float32_matmul_precision()
+    for units in options.units:
+        for products in options.products:
+            torch.set_float32_matmul_precision("high" if products == "tf32" else "highest")
+            for measured in members_at_once(options, units, products == "bf16"):
+                yield {"products": products, **measured}
+    torch.set_float32_matmul_precision(before)
+
+
+def members_at_once(options: argparse.Namespace, units: int, mixed_precision: bool) -> Iterator[dict[str, Any]]:
     n_steps, sequences, envs = (16, 4, 8) if options.quick else (64, 16, options.envs)
     device, samples = options.device, n_steps * sequences
-    for units in options.units:
-        shape = {"units": units, "n_steps": n_steps, "batch_size": samples, "envs": envs}
-        single = agent(device, cuda_graph=device == "cuda", **shape)
-        single.learn(n_steps * envs)
-        steps = single.optimizer_steps_per_update
-        alone = seconds(single.train, device, options.repeats) / steps
-        whole = seconds(lambda single=single: single.learn(n_steps * envs, reset_num_timesteps=False), device, 1, 0)
-        yield row("single", units, 1, alone, alone, floor(single, 1, samples), n_steps * envs / whole)
-        del single
-        for members in options.members:
-            forget(device)
-            console.print(f"{members} members, {units} units", style="dim")
-            make_agent = partial(member_agent, device, shape)
-            together = VectorizedPopulation(make_agent, members)
-            together.learn(1)
-            settings = [each.update_settings() for each in together.agents]
-            step = seconds(partial(together.learner.update, together.rollout, settings), device, options.repeats)
-            half = members // 2
-            halves = list(range(half)), list(range(half, 2 * half))
-            exploit = 1e3 * seconds(partial(together.exploit, *halves), device, 5) if half else None
-            bound = floor(together.agents[0], members, samples)
-            updates = dict.fromkeys(range(members), options.repeats)
-            training = seconds(
-                partial(together.train, updates, 10**6, dict.fromkeys(updates)), device, 1, warm_up=not options.quick
-            )
-            yield {
-                **row("population", units, members, step / steps, alone, bound, 0.0),
-                "rate": members * n_steps * envs * options.repeats / training,
-                "memory_gib": memory(device),
-                "exploit_ms": exploit,
-            }
-            together.close()
-            del together, settings
+    shape = {"units": units, "n_steps": n_steps, "batch_size": samples, "envs": envs}
+    shape["mixed_precision"] = mixed_precision
+    single = agent(device, cuda_graph=device == "cuda", **shape)
+    single.learn(n_steps * envs)
+    steps = single.optimizer_steps_per_update
+    alone = seconds(single.train, device, options.repeats) / steps
+    whole = seconds(partial(single.learn, n_steps * envs, reset_num_timesteps=False), device, 1, 0)
+    yield row("single", units, 1, alone, alone, floor(single, 1, samples), n_steps * envs / whole)
+    del single
+    for members in options.members:
+        forget(device)
+        console.print(f"{members} members, {units} units", "bfloat16" if mixed_precision else "", style="dim")
+        make_agent = partial(member_agent, device, shape)
+        together = VectorizedPopulation(make_agent, members)
+        together.learn(1)
+        settings = [each.update_settings() for each in together.agents]
+        step = seconds(partial(together.learner.update, together.rollout, settings), device, options.repeats)
+        half = members // 2
+        halves = list(range(half)), list(range(half, 2 * half))
+        exploit = 1e3 * seconds(partial(together.exploit, *halves), device, 5) if half else None
+        bound = floor(together.agents[0], members, samples)
+        updates = dict.fromkeys(range(members), options.repeats)
+        training = seconds(
+            partial(together.train, updates, 10**6, dict.fromkeys(updates)), device, 1, warm_up=not options.quick
+        )
+        yield {
+            **row("population", units, members, step / steps, alone, bound, 0.0),
+            "rate": members * n_steps * envs * options.repeats / training,
+            "memory_gib": memory(device),
+            "exploit_ms": exploit,
+        }
+        together.close()
+        del together, settings
 
 
 def member_agent(device: str, shape: dict[str, Any], member: int) -> DistributionalPPO:
@@ -208,11 +223,20 @@ def report(results: dict[str, Any]) -> list[str]:
         table = [[each["environment"], each["form"], f"{each['rate']:,.0f}"] for each in rows]
         sections.append(show_table("Environments alone", ["environment", "form", "steps/s"], table))
     if rows := results.get("population"):
-        columns = ["units", "members", "optimizer step, ms", "against one by one", "floor, ms", "share of the floor"]
+        columns = [
+            "units",
+            "products",
+            "members",
+            "optimizer step, ms",
+            "against one by one",
+            "floor, ms",
+            "share of the floor",
+        ]
         columns += ["exploit of half, ms", "memory, GiB", "training, steps/s"]
         table = [
             [
                 str(each["units"]),
+                each["products"],
                 "single agent" if each["kind"] == "single" else str(each["members"]),
                 f"{each['step_ms']:.2f}",
                 f"{each['speedup']:.1f}x",
@@ -239,11 +263,11 @@ def plot(results: dict[str, Any], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = results.get("population", [])
+    rows, colours = results.get("population", []), itertools.cycle(plt.get_cmap("tab10").colors)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    for units, name in zip(sorted({each["units"] for each in rows}), ("ours", "warn"), strict=False):
-        colour, label = COLOURS[name], f"{units} units"
-        single, *many = [each for each in rows if each["units"] == units]
+    for units, products in sorted({(each["units"], each["products"]) for each in rows}):
+        colour, label = next(colours), f"{units} units, {products}"
+        single, *many = [each for each in rows if (each["units"], each["products"]) == (units, products)]
         members = [each["members"] for each in many]
         left.loglog(members, [each["step_ms"] for each in many], "o-", color=colour, label=label)
         left.loglog(members, [single["step_ms"] * count for count in members], "--", color=colour, alpha=0.5)
@@ -270,12 +294,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--members", nargs="+", type=int)
     parser.add_argument("--units", nargs="+", type=int)
+    parser.add_argument("--products", nargs="+", choices=PRODUCTS, help="on a CPU float32 only")
     parser.add_argument("--envs", type=int, default=64, help="environments of each member")
     parser.add_argument("--report", action="store_true", help="tables and picture of what is in population.json")
     parser.add_argument("--output", type=Path, help="folder of the results")
     options = parser.parse_args(arguments)
     options.members = options.members or ([1, 4] if options.quick else [1, 8, 32, 64, 128])
     options.units = options.units or ([16] if options.quick else [128, 256])
+    options.products = ["float32"] if options.device == "cpu" else options.products or PRODUCTS
     options.repeats = 1 if options.quick else 3
     folder = options.output or (None if options.quick else RESULTS)
     if folder is not None:
@@ -287,7 +313,9 @@ def main(arguments: list[str] | None = None) -> None:
     for part in [] if options.report else options.parts:
         # What has been measured with other networks stays.
         results[part] = [
-            each for each in results.get(part, []) if each.get("units", options.units[0]) not in options.units
+            each
+            for each in results.get(part, [])
+            if "units" in each and (each["units"] not in options.units or each["products"] not in options.products)
         ]
         for measured in measures[part](options):
             results[part].append(measured)

@@ -7,6 +7,7 @@ import torch
 
 from driftproof.envs import tensor
 from driftproof.learner.population import MemberGenerators, PopulationLearner, PopulationRollout, PopulationState
+from driftproof.pbt.vectorized import VectorizedPopulation
 from driftproof.ppo import DistributionalPPO
 
 pytestmark = pytest.mark.gpu
@@ -24,10 +25,20 @@ def make(member, **changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"target_kl": 0.003, "kl_penalty": True, "clip_range_vf": 0.2}, {"mixed_precision": True}],
-    ids=["default", "controllers", "bfloat16"],
+    [
+        {},
+        {"target_kl": 0.003, "kl_penalty": True, "clip_range_vf": 0.2},
+        {"mixed_precision": True},
+        {"products": "high"},
+    ],
+    ids=["default", "controllers", "bfloat16", "tf32"],
 )
-def test_captured_steps_are_those_of_eager_ones(changes):
+def test_captured_steps_are_those_of_eager_ones(changes, request):
+    before = torch.get_float32_matmul_precision()
+    request.addfinalizer(lambda: torch.set_float32_matmul_precision(before))
+    changes = {**changes}
+    torch.set_float32_matmul_precision(changes.pop("products", "highest"))
+    is_exact = not changes.get("mixed_precision") and torch.get_float32_matmul_precision() == "highest"
     singles = [make(member, **changes) for member in range(3)]
     first = singles[0]
     learners, agents = [], [[], [], []]
@@ -54,10 +65,22 @@ def test_captured_steps_are_those_of_eager_ones(changes):
         orders = torch.rand(2, 3, first.batches.sequences).argsort(-1)
         metrics = [learner.update(rollout, settings, orders=orders) for learner in learners]
         one, other = (learner.state.tensors for learner in learners)
-        tolerance = 1e-3 if changes.get("mixed_precision") else 1e-5
+        tolerance = 1e-5 if is_exact else 1e-3
         for name, weight in one["policy"].items():
             torch.testing.assert_close(weight, other["policy"][name], rtol=0, atol=tolerance, msg=f"{name} {update}")
         for ours, theirs in zip(*metrics, strict=True):
             assert ours["train/optimizer_steps"] == theirs["train/optimizer_steps"]
             assert ours["train/loss"] == pytest.approx(theirs["train/loss"], abs=10 * tolerance)
     assert len(learners[0].take_step._graphs) <= 2
+
+
+@pytest.mark.parametrize(("mixed_precision", "products"), [(True, "bf16"), (False, "tf32")])
+def test_kernels_of_the_recurrence_multiply_in_that_precision(mixed_precision, products, monkeypatch, request):
+    before = torch.get_float32_matmul_precision()
+    request.addfinalizer(lambda: torch.set_float32_matmul_precision(before))
+    torch.set_float32_matmul_precision("high")
+    fused = pytest.importorskip("driftproof.nn.recurrence.fused")
+    seen, run = [], fused.run
+    monkeypatch.setattr(fused, "run", lambda *arguments: (seen.append(arguments[-1]), run(*arguments))[1])
+    VectorizedPopulation(lambda member: make(member, mixed_precision=mixed_precision), 2).learn(1)
+    assert set(seen) == {products}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -62,3 +64,16 @@ def test_an_update_equals_that_of_single_agents():
     for member, single in enumerate(singles):
         for name, weight in single.policy.state_dict().items():
             torch.testing.assert_close(state.weights[name][member].detach(), weight, rtol=0, atol=1e-4)
+
+
+def test_half_of_64_members_is_replaced_within_5_ms():
+    population = VectorizedPopulation(make, 64)
+    population.learn(1)
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        population.exploit(range(32), range(32, 64))
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    assert min(times) < 5e-3, times

@@ -71,7 +71,8 @@ def test_training_pass_equals_the_rollout(policy):
 
     model.train = check
     model.learn(384)
-    assert max(worst) < 1e-5
+    # Three TF32 products in the kernel of the training pass, float32 ones in the steps of the rollout.
+    assert max(worst) < 5e-5
 
 
 @pytest.mark.parametrize("optimizer", ["adaptive_upgd", "adam", "adamw", "sgd", "upgd", "upgdw"])

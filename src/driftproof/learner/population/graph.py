@@ -49,6 +49,7 @@ class GraphedPopulationStep:
             tuple(None if isinstance(each, Tensor) else each for each in c),
             (step.clip_mode, step.exploration_floor, vgs and (vgs.enabled, vgs.apply_to)),
             tuple(map(id, settings)),
+            torch.get_float32_matmul_precision(),
         )
         if key not in self._graphs:
             self._graphs[key] = self._capture(batch, c, proceed, settings)

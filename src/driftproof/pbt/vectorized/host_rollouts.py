@@ -63,11 +63,13 @@ class HostRollouts:
         worker = self.agents[member].worker
         worker.state = PolicyState(*(tuple(part[member].clone() for part in parts) for parts in self.state))
 
-    def restart(self, member: int) -> None:
-        """Reset the recurrent state of a member's running episodes."""
+    def restart(self, members: Sequence[int]) -> None:
+        """Reset the recurrent states of running episodes of some members."""
+        index = torch.tensor(members).to(self.rollout.device, non_blocking=True)
         for stack in _parts(self.state):
-            stack[member].zero_()
-        self.agents[member].reset_lstm_states_to_initial()
+            stack.index_fill_(0, index, 0)
+        for member in members:
+            self.agents[member].reset_lstm_states_to_initial()
 
     def collect(self, callbacks: Mapping[int, BaseCallback]) -> Failures:
         """Collect one rollout of each member that has a callback; returns the members that failed."""

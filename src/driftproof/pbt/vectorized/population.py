@@ -158,6 +158,8 @@ class VectorizedPopulation:
         if not targets:
             return
         self.state.copy(targets, sources, reset_optimizer=optimizer == "reset")
+        if restart:
+            self.rollouts.restart(targets)
         learned = self.state.tensors.keys()
         donors = {}
         for source in set(sources):
@@ -170,8 +172,6 @@ class VectorizedPopulation:
             for name, state in donors[source].items():
                 parts[name].load_state_dict(copy_tree(state))
             agent.state_was_loaded()
-            if restart:
-                self.rollouts.restart(target)
             if agent.normalizer.is_used and agent.env is not None and agent._last_obs is not None:
                 agent._last_obs = renormalized(agent.env)
             self.frozen.discard(target)

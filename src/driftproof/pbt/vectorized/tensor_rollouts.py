@@ -90,12 +90,14 @@ class TensorRollouts:
         worker.observation = self.observation[member].cpu().numpy().copy()
         worker.starts = self.starts[member].cpu().numpy().copy()
 
-    def restart(self, member: int) -> None:
-        """Reset the recurrent state of a member's running episodes."""
+    def restart(self, members: Sequence[int]) -> None:
+        """Reset the recurrent states of running episodes of some members."""
+        index = torch.tensor(members).to(self.starts.device, non_blocking=True)
         for stack in _parts(self.state):
-            stack[member].zero_()
-        self.starts[member].fill_(True)
-        self.agents[member].reset_lstm_states_to_initial()
+            stack.index_fill_(0, index, 0)
+        self.starts.index_fill_(0, index, True)
+        for member in members:
+            self.agents[member].reset_lstm_states_to_initial()
 
     def collect(self, callbacks: Mapping[int, BaseCallback]) -> dict[int, Exception]:
         """Collect one rollout of each member that has a callback, without waiting for the device."""
