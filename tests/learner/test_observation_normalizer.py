@@ -28,7 +28,7 @@ def observe(normalizer, episodes, rng, offset=0.0, start_offset=0.0, gain=1.0):
             normalizer.observe(np.float32([state * gain + offset]), np.array([step == 0]))
             state = 0.8 * state + rng.normal(0, 0.5, 3)
         if episode % 4 == 3:
-            normalizer.learn()
+            normalizer.finish()
 
 
 def mean_of(normalizer):

@@ -28,8 +28,10 @@ _LEAST_SPREAD = 0.1
 """Standard deviation of the calibration, at least: it is autocorrelated, and so varies little between updates."""
 _LEAST_DROP = 0.2
 """Standard deviation of returns, at least, as a share of what the agent has gained over its first rollout."""
-_LARGEST_DEVIATION = {"calibration": 5.0, "return": 3.0}
-"""Bounds of standardised deviations. That of returns is below the threshold: no single rollout raises the alarm."""
+_LARGEST_DEVIATION = {"calibration": 5.0, "return": 5.0}
+"""Bounds of standardised deviations, below the threshold: no single rollout raises the alarm."""
+_FEW_EPISODES, _OF_FEW = 4, 3.0
+"""Fewer completed episodes are weaker evidence, and bounded by this."""
 _TRANSIENT = 0.3
 """Threshold of the calibration, relative to that of returns: critics may learn the new returns in a single update."""
 _SUSPICIOUS = 0.25
@@ -158,9 +160,9 @@ class CalibrationAlarm:
             rollout: Rollout of the update, of which the completed episodes are read.
         """
         returns = self.episodes.of(rollout)
-        return self.observe(calibration, float(_bounded(returns).mean()) if len(returns) else None)
+        return self.observe(calibration, float(_bounded(returns).mean()) if len(returns) else None, len(returns))
 
-    def observe(self, calibration: float, mean_return: float | None) -> bool:
+    def observe(self, calibration: float, mean_return: float | None, episodes: int = _FEW_EPISODES) -> bool:
         """:meth:`update` with the mean return of the completed episodes; ``None``: there were none."""
         if not math.isfinite(calibration):
             return False
@@ -170,7 +172,8 @@ class CalibrationAlarm:
         self._add("calibration", below / max(self._calibration.std, _LEAST_SPREAD))
         if mean_return is not None:
             self.untrained = mean_return if self.untrained is None else self.untrained
-            self._add("return", (self._return.mean_or(mean_return) - mean_return) / self.noise)
+            bound = _LARGEST_DEVIATION["return"] if episodes >= _FEW_EPISODES else _OF_FEW
+            self._add("return", min(bound, (self._return.mean_or(mean_return) - mean_return) / self.noise))
         if self.cusum > 1:
             self.alarms += 1
             return True

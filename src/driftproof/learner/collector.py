@@ -157,7 +157,7 @@ class Collector:
             for target, prediction in zip(rollout.last_predictions, predict(memory), strict=True):
                 target.copy_(prediction)
         if self.normalizer is not None:
-            self.normalizer.learn()
+            self.normalizer.finish()
 
     def _cutoff(self, envs: npt.NDArray[np.int64], last: HostObservation) -> _Cutoff:
         rollout = self.rollout

@@ -230,7 +230,7 @@ class Learner:
         is_raised = self.drift_alarm.update(numbers["drift/calibration"], rollout)
         metrics = {"drift/alarm": float(is_raised), **self.drift_alarm.metrics()}
         if self.drift_response is not None:
-            self.weights_were_replaced = self.drift_response.update(self, self.drift_alarm, is_raised)
+            self.weights_were_replaced = self.drift_response.update(self, self.drift_alarm, is_raised, rollout)
             metrics |= self.drift_response.metrics()
         if is_raised:
             self.drift_alarm.restart()

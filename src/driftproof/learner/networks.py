@@ -12,6 +12,7 @@ from driftproof.nn.dense import DenseNetworks
 from driftproof.nn.heads import ValueHead
 from driftproof.nn.segments import Segments
 from driftproof.nn.types import Evaluation, Observation, PolicyState, RolloutNoise, RolloutStep
+from driftproof.nn.wiring import Wiring
 
 
 class Distribution(Protocol):
@@ -119,6 +120,12 @@ class Policy(Protocol):
 
     def last_parameters(self) -> list[nn.Parameter]:
         """Parameters of heads and last layers. For ``drift_response``."""
+
+    def wiring(self) -> Wiring | None:
+        """What :meth:`rewire` can reorder; ``None``: nothing. For ``drift_response``."""
+
+    def rewire(self, *order: Any) -> None:
+        """Reorder and invert sensors and actions: former sensor of each one, signs, former action of each, signs."""
 
 
 @runtime_checkable

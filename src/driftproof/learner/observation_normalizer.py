@@ -41,12 +41,21 @@ _LEAST_SPREAD = 0.05
 _TRIAL = 256
 """Observations after which a shift is undone if they fit the former statistics better."""
 _SMALLEST_BATCH = 32
+_LEAST_STD, _LARGEST_STD, _LARGEST_MEAN = 1 / 3, 3.0, 1.0
+"""Networks get sensors with standard deviations and means in between as they are."""
+_FIXED = 1_000
+"""Observations after which that is decided for good."""
+_RECORDED = 64
+"""Numbers of an observation up to which those of a rollout are kept for :meth:`ObservationNormalizer.recorded`."""
 _LARGEST = 1e38
 """Largest observation, about that of float32: squares of differences must be finite."""
 
 
 class AnchoredStatistics:
     """Mean and variance of vectors ``[size]`` that forget, ignore outliers, and follow shifts of episode starts.
+
+    Observations are normalised to the first statistics, within bounds: sensors of a usual scale stay what they are
+    until they drift, and are then mapped back to what they were.
 
     Args:
         size: Numbers of an observation.
@@ -59,6 +68,8 @@ class AnchoredStatistics:
         self.start_mean, self.start_variance = np.zeros(size), np.zeros(size)
         self.start_count, self.start_weight = 0.0, 0.0
         """Episodes in the variance and in the mean of starts; the latter begins anew after a shift."""
+        self.target_mean, self.target_std, self.is_fixed = np.zeros(size), np.ones(size), 0
+        """What observations are normalised to, and whether it has been decided."""
         self.recent = np.zeros((0, size))
         """The last first observations."""
         self.shift, self.on_trial = np.zeros(size), 0
@@ -70,6 +81,32 @@ class AnchoredStatistics:
     def std(self) -> Array:
         """Standard deviation."""
         return np.sqrt(self.variance + _EPSILON)
+
+    @property
+    def moments(self) -> tuple[Array, Array]:
+        """What to subtract from observations, and what to divide them by."""
+        mean, std = (self.target_mean, self.target_std) if self.is_fixed else self._target()
+        return self.mean - mean * self.std / std, self.std / std
+
+    def _target(self) -> tuple[Array, Array]:
+        std = np.clip(self.std, _LEAST_STD, _LARGEST_STD)
+        return np.clip(self.mean * std / self.std, -_LARGEST_MEAN, _LARGEST_MEAN), std
+
+    def fix(self) -> None:
+        """Decide what to normalise to: sensors as they are now."""
+        if not self.is_fixed:
+            (self.target_mean, self.target_std), self.is_fixed = self._target(), 1
+
+    def restart(self) -> None:
+        """Begin anew, for networks that begin anew: soon, only what follows counts."""
+        self.count, self.is_fixed = min(self.count, float(_UNCLIPPED)), 0
+
+    def rewire(self, order: npt.NDArray[np.int64], signs: Array) -> None:
+        """Number ``i`` measures from now on what ``order[i]`` measured, times ``signs[i]``."""
+        for name in ("mean", "start_mean", "target_mean", "shift", "recent"):
+            setattr(self, name, getattr(self, name)[..., order] * signs)
+        for name in ("variance", "start_variance", "target_std"):
+            setattr(self, name, getattr(self, name)[order])
 
     def has_shifted(self, start: Array) -> int:
         """How many of the last first observations, with this one, show a shift; 0: none."""
@@ -85,6 +122,7 @@ class AnchoredStatistics:
 
     def move(self, last: int) -> None:
         """Move the mean by the shift that the last first observations show."""
+        self.fix()
         shifted = self.recent[-last:].mean(0)
         self.shift = shifted - self.start_mean
         self.mean = self.mean + self.shift
@@ -121,6 +159,10 @@ class AnchoredStatistics:
         self.count = min(self.count + len(observations), max(self.memory, len(observations)))
         weight = len(observations) / self.count
         moved = difference.mean(0)
+        if self.is_fixed and self._is_settled:
+            # Episodes begin as before, so that the policy has moved the mean, not the sensors.
+            self.variance = (1 - weight) * self.variance + weight * (difference**2).mean(0)
+            return
         self.mean = self.mean + weight * moved
         between = weight * (1 - weight) * moved**2
         self.variance = (1 - weight) * self.variance + weight * difference.var(0) + between
@@ -162,6 +204,7 @@ class AnchoredStatistics:
         variance = numbers((self.size,), [torch.float64], at_least=0, at_most=_LARGEST**2)
         rules |= dict.fromkeys(("variance", "start_variance"), variance)
         rules["recent"] = numbers((None, self.size), [torch.float64], **bounds)
+        rules["target_std"] = numbers((self.size,), [torch.float64], at_least=_LEAST_STD, at_most=_LARGEST_STD)
         rules |= dict.fromkeys(_NUMBERS, number(at_least=0, at_most=_LARGEST**2)) | dict.fromkeys(_COUNTS, count())
         return table(rules)
 
@@ -176,9 +219,9 @@ class AnchoredStatistics:
             setattr(self, name, int(state[name]))
 
 
-_ARRAYS = ("mean", "variance", "start_mean", "start_variance", "recent", "shift")
+_ARRAYS = ("mean", "variance", "start_mean", "start_variance", "recent", "shift", "target_mean", "target_std")
 _NUMBERS = ("count", "start_count", "start_weight", "misfit", "former_misfit")
-_COUNTS = ("on_trial", "shifts", "undone")
+_COUNTS = ("on_trial", "shifts", "undone", "is_fixed")
 
 
 class ObservationNormalizer:
@@ -206,8 +249,23 @@ class ObservationNormalizer:
 
     def begin(self) -> None:
         """Begin a rollout."""
+        self._recorded: list[tuple[Array, npt.NDArray[np.bool_]]] = []
+        self._clear_pending()
+
+    def _clear_pending(self) -> None:
         self._pending: dict[str, list[Array]] = {key: [] for key in self.statistics}
         self._pending_rows = 0
+
+    @property
+    def sensors(self) -> AnchoredStatistics | None:
+        """Statistics of observations that are one vector of few numbers; ``None``: they are not."""
+        whole = self.statistics.get(WHOLE)
+        return whole if whole is not None and whole.size <= _RECORDED else None
+
+    def recorded(self) -> tuple[Array, npt.NDArray[np.bool_]]:
+        """Observations of the rollout ``[T, N, size]`` before they were normalised, and which are first ``[T, N]``."""
+        rows, starts = zip(*self._recorded, strict=True)
+        return np.stack(rows), np.stack(starts)
 
     def observe(self, observation: HostObservation, starts: npt.NDArray[np.bool_]) -> None:
         """Learn from observations, before they are normalised.
@@ -219,6 +277,8 @@ class ObservationNormalizer:
         rows = {key: _rows(observation, key) for key in self.statistics}
         if starts.any():
             self._learn_starts(rows, starts)
+        if self.sensors is not None:
+            self._recorded.append((rows[WHOLE], starts.copy()))
         for key, batches in self._pending.items():
             batches.append(rows[key])
         self._pending_rows += len(starts)
@@ -227,12 +287,32 @@ class ObservationNormalizer:
             self.learn()
 
     def learn(self) -> None:
-        """Update the statistics with all observations since the last call, as at the end of a rollout."""
+        """Update the statistics with all observations since the last call."""
         if not self._pending_rows:
             return
         for key, part in self.statistics.items():
             part.learn(np.concatenate(self._pending[key]))
-        self.begin()
+        self._clear_pending()
+        self._refresh()
+
+    def finish(self) -> None:
+        """End a rollout."""
+        self.learn()
+        for part in self.statistics.values():
+            if part.count >= _FIXED:
+                part.fix()
+        self._refresh()
+
+    def restart(self) -> None:
+        """Begin anew, with networks that do."""
+        for part in self.statistics.values():
+            part.restart()
+        self._refresh()
+
+    def rewire(self, order: npt.NDArray[np.int64], signs: Array) -> None:
+        """Sensor ``i`` measures from now on what ``order[i]`` measured, times ``signs[i]``."""
+        assert self.sensors is not None
+        self.sensors.rewire(order, signs)
         self._refresh()
 
     def forget(self) -> None:
@@ -283,7 +363,7 @@ class ObservationNormalizer:
 
     def _refresh(self) -> None:
         self._moments = {
-            key: Moments(*(torch.from_numpy(each.reshape(self._shapes[key])) for each in (part.mean, part.std)))
+            key: Moments(*(torch.from_numpy(each.reshape(self._shapes[key])) for each in part.moments))
             for key, part in self.statistics.items()
         }
 

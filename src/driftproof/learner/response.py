@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from driftproof.learner.alarm import LARGEST_RETURN, CalibrationAlarm
+from driftproof.learner.rewiring import LARGEST, Starts, TransitionModel
+from driftproof.learner.rollout import Rollout
+from driftproof.nn.normalization import WHOLE
 from driftproof.state import Stateful, copy_tree
 from driftproof.state.schema import Rule, check, count, fail, items, like, number, optional, table
 
@@ -49,6 +52,7 @@ class _Progress:
         exploration: Share of the additional exploration that has not faded yet.
         trial: Index of the archived weights that are being tried; ``None``: none.
         trials: Index behind the last archived weights to try.
+        rewired: How many of the first ones to try are the last good weights with sensors or actions reordered.
     """
 
     level: int = 0
@@ -62,6 +66,7 @@ class _Progress:
     exploration: float = 0.0
     trial: int | None = None
     trials: int = 0
+    rewired: int = 0
 
 
 class DriftResponse:
@@ -86,10 +91,15 @@ class DriftResponse:
         patience: Updates whose mean return is compared with that of as many updates before. Fewer: restarts sooner.
         exploration: Added to ``exploration_floor`` after an alarm.
         worlds: Number of archived worlds.
+        rewiring: Look for sensors and actions that were swapped or inverted.
     """
 
-    def __init__(self, patience: int = 3, exploration: float = 0.02, worlds: int = 3) -> None:
-        self.patience, self.exploration, self.worlds = patience, exploration, worlds
+    def __init__(self, patience: int = 2, exploration: float = 0.02, worlds: int = 3, rewiring: bool = True) -> None:
+        self.patience, self.exploration, self.worlds, self.rewiring = patience, exploration, worlds, rewiring
+        self.model: TransitionModel | None = None
+        """Model of the world's steps; ``None``: sensors and actions are not looked at."""
+        self.rewirings = 0
+        """How often reordered sensors or actions were adopted."""
         self.archive: list[dict[str, Any]] = []
         """Weights of earlier worlds with their typical ``return``, oldest first."""
         self._good: dict[str, Any] | None = None
@@ -108,6 +118,10 @@ class DriftResponse:
         """Act on this learner."""
         parts = learner.components()
         self._parts = {name: parts[name] for name in _WORLD if name in parts}
+        sensors = None if learner.normalizer is None else learner.normalizer.sensors
+        wiring = learner.policy.wiring() if self.rewiring and sensors is not None else None
+        if sensors is not None and wiring is not None and sensors.size <= LARGEST:
+            self.model = TransitionModel(sensors.size, wiring)
 
     def adjusted(self, settings: UpdateSettings) -> UpdateSettings:
         """Settings of an update with the additional exploration."""
@@ -115,9 +129,12 @@ class DriftResponse:
         floor = settings.exploration_floor + self.exploration * share
         return settings._replace(exploration_floor=floor) if share > 0 else settings
 
-    def update(self, learner: Learner, alarm: CalibrationAlarm, is_raised: bool) -> bool:
+    def update(self, learner: Learner, alarm: CalibrationAlarm, is_raised: bool, rollout: Rollout) -> bool:
         """Respond to what the alarm has seen in an update; returns whether other weights act from now on."""
         now = self._progress
+        if self.model is not None:
+            assert learner.normalizer is not None
+            self.model.observe(*learner.normalizer.recorded(), rollout.actions)
         now.exploration = max(0.0, now.exploration - 1 / _FADE)
         if now.trial is not None:
             return self._judge(learner, alarm)
@@ -126,7 +143,10 @@ class DriftResponse:
         if now.level:
             return self._grow(learner, alarm)
         typical, mean = alarm.typical_return, alarm.mean_return
-        if alarm.cusum == 0 and typical is not None and (mean is None or mean >= typical - alarm.noise):
+        is_usual = typical is not None and (mean is None or mean >= typical - alarm.noise)
+        if is_usual and self.model is not None:
+            self.model.learn()
+        if is_usual and alarm.cusum == 0:
             self._good = {**self._world(), "return": typical}
         return False
 
@@ -136,6 +156,7 @@ class DriftResponse:
             "drift/level": float(self.level),
             "drift/trial": float(self._progress.trial is not None),
             "drift/archived": float(len(self.archive)),
+            "drift/rewired": float(self.rewirings),
         }
 
     def _begin(self, learner: Learner, alarm: CalibrationAlarm) -> bool:
@@ -147,16 +168,36 @@ class DriftResponse:
         if self._good is not None:
             self.archive.append({**self._good, "return": before})
             del self.archive[: max(0, len(self.archive) - self.worlds)]
-            trials, self._good = max(0, len(self.archive) - 1), None
+            trials = len(self.archive) - 1
         untrained = alarm.untrained
         if untrained is not None and before - untrained <= 2 * alarm.noise:
             untrained = None  # The agent began with weights that were trained before.
         floor = after if untrained is None else untrained
-        self._progress = _Progress(before=before, floor=floor, untrained=untrained, previous=after, trials=trials)
+        self._progress = now = _Progress(before=before, floor=floor, untrained=untrained, previous=after)
+        held = {**self._world(), "return": before}
+        rewired = self._rewired(learner)
+        self.archive[:0] = rewired
+        self._good, now.rewired = None, len(rewired)
+        now.trials = trials = trials + len(rewired)
         if not trials:
             return self._to_level_1(learner)
-        self._held = {**self._world(), "return": before}
+        self._held = held
         return self._try(learner, alarm, 0)
+
+    def _rewired(self, learner: Learner) -> list[dict[str, Any]]:
+        """The last good weights for sensors or actions in orders that explain the world now."""
+        good, normalizer = self._good, learner.normalizer
+        if self.model is None or good is None or normalizer is None:
+            return []
+        before = good["observations"][WHOLE]
+        worlds = []
+        for found in self.model.match(Starts(*(before[name].numpy() for name in ("start_mean", "start_variance")))):
+            self._put(good)
+            learner.policy.rewire(*found)
+            normalizer.rewire(found.sensors, found.sensor_signs)
+            self.model.rewire(found)
+            worlds.append({**self._world(), "return": good["return"]})
+        return worlds
 
     def _try(self, learner: Learner, alarm: CalibrationAlarm, index: int) -> bool:
         """Act with archived weights in the next rollout."""
@@ -175,11 +216,19 @@ class DriftResponse:
             return False
         floor = min(now.floor, now.previous)
         if mean is not None and mean >= (floor + self.archive[now.trial]["return"]) / 2:
-            del self.archive[now.trial]
+            del self.archive[: now.rewired]
+            if now.rewired:
+                self.rewirings += 1
+            else:
+                del self.archive[now.trial]
             alarm.restart()
             return self._end()
-        if now.trial + 1 < now.trials:
-            return self._try(learner, alarm, now.trial + 1)
+        following = now.trial + 1
+        if now.rewired:
+            del self.archive[0]
+            now.rewired, now.trials, following = now.rewired - 1, now.trials - 1, 0
+        if following < now.trials:
+            return self._try(learner, alarm, following)
         assert self._held is not None
         self._put(self._held)
         self._held, now.trial = None, None
@@ -190,6 +239,8 @@ class DriftResponse:
     def _to_level_1(self, learner: Learner) -> bool:
         self._raise(1)
         learner.return_scale.forget()
+        if learner.normalizer is not None:
+            learner.normalizer.forget()
         restart_optimizer(learner)
         return False
 
@@ -216,6 +267,8 @@ class DriftResponse:
         if is_useless:
             now.level, now.exploration = 3, 0.0  # A fresh policy explores by itself.
             renew(learner)
+            if self.model is not None:
+                self.model.restart()
             alarm.untrained = None
             self._replaced(learner, alarm)
             return True
@@ -254,21 +307,27 @@ class DriftResponse:
     def _world(self) -> dict[str, Any]:
         """A copy of the present weights and what belongs to them."""
         states: dict[str, Any] = copy_tree({name: dict(part.state_dict()) for name, part in self._parts.items()})
-        return states
+        return states if self.model is None else {**states, "model": {**self.model.state_dict(), "recent": []}}
 
     def _put(self, world: Mapping[str, Any]) -> None:
         """Copy weights, and what belongs to them, into the learner."""
         for name, part in self._parts.items():
             part.load_state_dict(copy_tree(world[name]))
+        if self.model is not None:
+            self.model.load_state_dict(world["model"])
 
     def state_dict(self) -> dict[str, Any]:
         """Archived weights, the last good ones, and where the response stands. Settings are not part of it."""
-        return {"archive": list(self.archive), "good": self._good, "held": self._held, **asdict(self._progress)}
+        state = {"archive": list(self.archive), "good": self._good, "held": self._held, **asdict(self._progress)}
+        model = {} if self.model is None else {"model": self.model.state_dict()}
+        return {**state, "rewirings": self.rewirings, **model}
 
     def check_state_dict(self, state_dict: Any) -> None:
         """Raise a ``CheckpointError`` unless this is the state of a response with such networks."""
         value = number(at_least=-LARGEST_RETURN, at_most=LARGEST_RETURN)
-        world = optional(table({"return": value, **{name: _rule(part) for name, part in self._parts.items()}}))
+        model = {} if self.model is None else {"model": self.model.rule()}
+        parts = {name: _rule(part) for name, part in self._parts.items()}
+        world = optional(table({"return": value, **parts, **model}))
         rules: dict[str, Rule] = {
             "archive": items(world),
             "good": world,
@@ -284,12 +343,18 @@ class DriftResponse:
             "exploration": number(at_least=0, at_most=1),
             "trial": optional(count()),
             "trials": count(),
+            "rewired": count(),
+            "rewirings": count(),
+            **model,
         }
         check("drift_response", state_dict, table(rules))
         archived, trial = len(state_dict["archive"]), state_dict["trial"]
-        if None in state_dict["archive"] or (
-            trial is not None and not (trial < state_dict["trials"] <= archived and state_dict["held"] is not None)
-        ):
+        is_known = trial is None or (
+            trial < state_dict["trials"] <= archived
+            and state_dict["rewired"] <= state_dict["trials"]
+            and state_dict["held"] is not None
+        )
+        if None in state_dict["archive"] or not is_known:
             fail(("drift_response", "trial"), trial, f"the index of one of {archived} archived worlds, or None")
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -301,6 +366,9 @@ class DriftResponse:
         self.check_state_dict(state_dict)
         own = copy_tree(dict(state_dict))
         self.archive, self._good, self._held = own.pop("archive"), own.pop("good"), own.pop("held")
+        self.rewirings = own.pop("rewirings")
+        if self.model is not None:
+            self.model.load_state_dict(own.pop("model"))
         self._progress = _Progress(**own)
 
 
@@ -331,6 +399,8 @@ def renew(learner: Learner) -> None:
     """Replace all weights by fresh ones, and restart the scale of returns and the KL penalty, which belong to them."""
     learner.policy.load_state_dict(learner.policy.fresh().state_dict())
     learner.return_scale.restart()
+    if learner.normalizer is not None:
+        learner.normalizer.restart()
     if learner.initial_weights is not None:
         learner.initial_weights.load_state_dict(dict(learner.policy.named_parameters()))
     if learner.kl_penalty is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from driftproof.nn.types import Observation
 
-LIMIT = 10.0
+LIMIT = 20.0
 """Largest normalised number."""
 WHOLE = ""
 """Key of an observation that is not a dict."""

@@ -37,6 +37,7 @@ from driftproof.nn.networks import Critic, dense_network, layer_widths, output_w
 from driftproof.nn.recycling import recycle
 from driftproof.nn.segments import Segments
 from driftproof.nn.types import Evaluation, Observation, PolicyState, map_observation
+from driftproof.nn.wiring import Wiring, rewire, wiring_of
 from driftproof.settings.definition import documented, settings_of, takes
 from driftproof.settings.policy import PolicySettings
 
@@ -344,6 +345,14 @@ class DistributionalPolicy(Acting):
     ) -> tuple[Tensor, dict[Tensor, Tensor]]:
         """Recycle units that are dormant in these sequences; see :func:`driftproof.nn.recycling.recycle`."""
         return recycle(self, partial(self.evaluate, observation, state, segments), threshold)
+
+    def wiring(self) -> Wiring | None:
+        """What :meth:`rewire` can reorder; ``None``: nothing."""
+        return wiring_of(self)
+
+    def rewire(self, *order: Any) -> None:
+        """Reorder and invert sensors and actions; see :func:`driftproof.nn.wiring.rewire`."""
+        rewire(self, *order)
 
     def fresh(self: Self) -> Self:
         """A policy like this one with new random weights, drawn from torch's global generator."""

@@ -192,7 +192,9 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
         if self.adversarial is not None:
             adversary = self.adversarial.build(policy, self.seed)
         if self.drift_response:
-            response = DriftResponse(self.drift_patience, self.drift_exploration, self.drift_worlds)
+            response = DriftResponse(
+                self.drift_patience, self.drift_exploration, self.drift_worlds, bool(self.drift_rewiring)
+            )
         scale = ReturnScale if policy.predicts_distributions else UnitScale
         return Learner(
             policy,

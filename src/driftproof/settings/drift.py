@@ -18,6 +18,7 @@ _KIT: dict[str, tuple[Any, Any]] = {
     "optimism": (None, None),
     "recycle_dormant": (0.0, 0.0),
     "drift_response": (True, False),
+    "drift_rewiring": (True, False),
 }
 """Value of every part with the kit, and without it."""
 _RECURRENT = ("exploration_floor", "layer_norm")
@@ -119,8 +120,15 @@ class DriftSettings:
         section="drift",
         key="response",
     )
+    drift_rewiring: bool | None = setting(
+        None,
+        "At the alarm, look for sensors and actions that were swapped or inverted, and try the last good weights with "
+        "inputs and outputs reordered alike. Needs drift_response and observation_normalizer. None: as drift_kit.",
+        section="drift",
+        key="rewiring",
+    )
     drift_patience: int = setting(
-        3,
+        2,
         "Updates without improvement after which weights that earn next to nothing are replaced by fresh ones. Fewer: "
         "restarts sooner; 2 to 10.",
         at_least=1,
@@ -147,6 +155,8 @@ class DriftSettings:
         check_values(self)
         if self.drift_response and not self.parts()["drift_alarm"]:
             raise ArgumentError("drift_response=True needs drift_alarm=True, which it responds to")
+        if self.drift_rewiring and not (self.parts()["drift_response"] and self.parts()["observation_normalizer"]):
+            raise ArgumentError("drift_rewiring=True needs drift_response=True and observation_normalizer=True")
         parts, defaults = self.parts(), defaults_of(DriftSettings)
         for name, part in _OF_PART.items():
             if (value := getattr(self, name)) != defaults[name] and not parts[part]:
@@ -169,4 +179,6 @@ class DriftSettings:
         parts = {name: _KIT[name][not with_part[name]] if value is None else value for name, value in values.items()}
         if self.drift_response is None and not parts["drift_alarm"]:
             parts["drift_response"] = False  # There is nothing to respond to.
+        if self.drift_rewiring is None and not (parts["drift_response"] and parts["observation_normalizer"]):
+            parts["drift_rewiring"] = False
         return parts

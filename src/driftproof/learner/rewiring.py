@@ -1,0 +1,310 @@
+"""Finds sensors and actuators that were swapped or inverted.
+
+A linear model of one step of the world, ``Δx ≈ W [1, a, x]``, depends little on the policy that acts. After a change
+for the worse, :class:`TransitionModel` looks for the order and signs of the sensors, or of the actions, with which the
+model of the world before explains the transitions since. Networks whose input or output weights are reordered alike
+can go on as before; whether they do is up to a trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from driftproof.nn.wiring import Wiring
+from driftproof.state.schema import Rule, items, number, numbers, table
+
+Array = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+LARGEST = 24
+"""Numbers of an observation up to which orders are searched."""
+_MEMORY = 20_000
+"""Transitions that the model of the world remembers."""
+_FEWEST = 1_000
+"""Transitions that a model needs, and that the world after a change is judged by if there are as many."""
+_KEPT = 8
+"""Rollouts whose transitions are kept for that."""
+_QUANTILE = 0.95
+"""Larger changes of a sensor within a step, such as collisions, count as this quantile of them."""
+_LEAST_ERROR = 0.01
+"""Standard error of the model, at least, relative to the changes of a sensor within a step."""
+_LEAST_SPREAD = 0.05
+"""Standard deviation of first observations, at least, relative to that of all."""
+_LEAST_GAIN = 0.5
+"""Improvement of the score that makes an order worth a trial."""
+_AS_GOOD, _TRIALS = 2.0, 2
+"""So many orders are worth a trial whose scores differ by less than this."""
+_LARGEST_MOMENT = 1e150
+
+
+class Rewiring(NamedTuple):
+    """How the present sensors and actions relate to the former ones.
+
+    Attributes:
+        sensors: Former sensor that each one measures.
+        sensor_signs: -1 where it is inverted.
+        actions: Former action that each one acts as; of a Box, by component.
+        action_signs: -1 where it is inverted.
+    """
+
+    sensors: Indices
+    sensor_signs: Array
+    actions: Indices
+    action_signs: Array
+
+    @property
+    def changes_sensors(self) -> bool:
+        """Whether any sensor is another one, or inverted."""
+        return bool((self.sensors != np.arange(len(self.sensors))).any() or (self.sensor_signs < 0).any())
+
+    @property
+    def changes_actions(self) -> bool:
+        """Whether any action is another one, or inverted."""
+        return bool((self.actions != np.arange(len(self.actions))).any() or (self.action_signs < 0).any())
+
+
+class Starts(NamedTuple):
+    """Mean and variance of the first observations of episodes."""
+
+    mean: Array
+    variance: Array
+
+
+class TransitionModel:
+    """Linear model of one step of the world, from moments of transitions, and transitions that it does not explain.
+
+    Args:
+        sensors: Numbers of an observation.
+        wiring: Actions.
+    """
+
+    def __init__(self, sensors: int, wiring: Wiring) -> None:
+        self.sensors, self.wiring, self.actions = sensors, wiring, wiring.actions
+        self._size = 1 + wiring.actions + 2 * sensors
+        self.moments, self.count = np.zeros((self._size, self._size)), 0.0
+        """Second moments of ``[1, a, x, Δx]``, and transitions that they are averages of."""
+        self.recent: list[dict[str, Any]] = []
+        """Sums since the world was last as expected, by rollout."""
+
+    def observe(self, rows: Array, starts: npt.NDArray[np.bool_], actions: Tensor) -> None:
+        """Take the transitions of a rollout.
+
+        Args:
+            rows: Observations ``[T, N, sensors]``.
+            starts: Whether they are the first of an episode ``[T, N]``.
+            actions: Actions that followed ``[T, N, ...]``.
+        """
+        follows = ~starts[1:]
+        x, change = rows[:-1][follows], (rows[1:] - rows[:-1])[follows]
+        bound = np.quantile(np.abs(change), _QUANTILE, axis=0) if len(change) else np.zeros(self.sensors)
+        bound = np.where(bound > 0, bound, np.inf)
+        features = np.concatenate(
+            (np.ones((len(x), 1)), self._features(actions)[:-1][follows], x, np.clip(change, -bound, bound)), 1
+        )
+        first = rows[starts]
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = {
+                "moments": features.T @ features,
+                "count": float(len(x)),
+                "starts": np.stack((first.sum(0), (first**2).sum(0))),
+                "episodes": float(len(first)),
+            }
+        if all(np.isfinite(value).all() and np.abs(value).max(initial=0) < _LARGEST_MOMENT for value in sums.values()):
+            self.recent = [*self.recent, sums][-_KEPT:]
+
+    def learn(self) -> None:
+        """Take what was observed for the world as expected."""
+        for sums in self.recent:
+            if sums["count"]:
+                self.count = min(self.count + sums["count"], _MEMORY)
+                weight = min(sums["count"] / self.count, 1.0)
+                self.moments = (1 - weight) * self.moments + weight * sums["moments"] / sums["count"]
+        self.recent = []
+
+    def rewire(self, found: Rewiring) -> None:
+        """Describe the same world with sensors and actions in another order."""
+        m, n = self.actions, self.sensors
+        order = np.concatenate(([0], 1 + found.actions, 1 + m + found.sensors, 1 + m + n + found.sensors))
+        signs = np.concatenate(([1.0], found.action_signs, found.sensor_signs, found.sensor_signs))
+        self.moments = self.moments[order][:, order] * signs * signs[:, None]
+        self.recent = []
+
+    def restart(self) -> None:
+        """Begin anew, in another world."""
+        self.moments, self.count, self.recent = np.zeros_like(self.moments), 0.0, []
+
+    def match(self, starts: Starts) -> list[Rewiring]:
+        """Orders and signs of sensors, or of actions, with which the model explains the last transitions, best first.
+
+        Empty if none of them is clearly better than those that there are.
+
+        Args:
+            starts: First observations in the world before.
+        """
+        seen, first, episodes = self._last()
+        if self.count < _FEWEST or seen is None:
+            return []
+        score = _Score(self, seen, starts, first if episodes else None)
+        unchanged = score.unchanged()
+        found = score.search(unchanged, of_sensors=True)
+        if self.wiring.can_reorder:
+            found += score.search(unchanged, of_sensors=False)
+        found.sort(key=lambda each: each[1])
+        limit = min(score(unchanged) - _LEAST_GAIN, found[0][1] + _AS_GOOD)
+        return [wiring for wiring, value in found if value < limit][:_TRIALS]
+
+    def _last(self) -> tuple[Array | None, Array, float]:
+        """Moments of the last transitions, moments of first observations, and number of episodes."""
+        moments, starts = np.zeros_like(self.moments), np.zeros((2, self.sensors))
+        count = episodes = 0.0
+        for sums in reversed(self.recent):
+            moments, starts = moments + sums["moments"], starts + sums["starts"]
+            count, episodes = count + sums["count"], episodes + sums["episodes"]
+            if count >= _FEWEST:
+                break
+        return (moments / count if count >= _FEWEST / 2 else None), starts / max(episodes, 1.0), episodes
+
+    def _features(self, actions: Tensor) -> Array:
+        """Actions ``[T, N, actions]``; numbered ones as indicators."""
+        if self.wiring.is_discrete:
+            actions = torch.nn.functional.one_hot(actions.long(), self.actions)
+        features: Array = actions.flatten(2).double().cpu().numpy()
+        return features
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments of the world as expected, and of what was observed since."""
+        recent = [
+            {
+                name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+                for name, value in s.items()
+            }
+            for s in self.recent
+        ]
+        return {"moments": torch.from_numpy(self.moments.copy()), "count": self.count, "recent": recent}
+
+    def rule(self) -> Rule:
+        """Schema of :meth:`state_dict`."""
+        bounds: dict[str, Any] = {"at_least": -_LARGEST_MOMENT, "at_most": _LARGEST_MOMENT}
+        moments = numbers((self._size, self._size), [torch.float64], **bounds)
+        amount = number(at_least=0, at_most=_LARGEST_MOMENT)
+        sums = {
+            "moments": moments,
+            "count": amount,
+            "starts": numbers((2, self.sensors), [torch.float64], **bounds),
+            "episodes": amount,
+        }
+        return table({"moments": moments, "count": amount, "recent": items(table(sums))})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checked state."""
+        self.moments, self.count = np.array(state["moments"], np.float64), float(state["count"])
+        self.recent = [
+            {name: np.array(v, np.float64) if isinstance(v, Tensor) else float(v) for name, v in sums.items()}
+            for sums in state["recent"]
+        ]
+
+
+class _Score:
+    """How badly the former model explains what was seen, by order and signs: the smaller, the better."""
+
+    def __init__(self, model: TransitionModel, seen: Array, starts: Starts, first: Array | None) -> None:
+        self.sensors, self.actions, self.has_signs = model.sensors, model.actions, not model.wiring.is_discrete
+        n, known = self.sensors, 1 + self.actions + self.sensors
+        moments = model.moments
+        mean = moments[0, known - n : known]
+        self.scale = np.sqrt(np.maximum(moments.diagonal()[known - n : known] - mean**2, 0)) + 1e-12
+        unit = np.concatenate((np.ones(known - n), self.scale, self.scale))
+        moments = moments / unit / unit[:, None]
+        inputs, changes = moments[:known, :known], moments[known:, known:]
+        self.weights = np.linalg.solve(inputs + 1e-6 * np.eye(known), moments[:known, known:]).T
+        error = changes.diagonal() - 2 * (self.weights * moments[known:, :known]).sum(1)
+        error = error + np.einsum("ij,jk,ik->i", self.weights, inputs, self.weights)
+        self.error = np.maximum(error, _LEAST_ERROR**2 * changes.diagonal() + 1e-12)
+        self.seen, self.first = seen, first
+        self.starts = Starts(starts.mean / self.scale, starts.variance / self.scale**2 + _LEAST_SPREAD**2)
+
+    def unchanged(self) -> Rewiring:
+        n, m = self.sensors, self.actions
+        return Rewiring(np.arange(n), np.ones(n), np.arange(m), np.ones(m))
+
+    def __call__(self, wiring: Rewiring) -> float:
+        return float(self._of(_stack([wiring]))[0])
+
+    def search(self, unchanged: Rewiring, *, of_sensors: bool) -> list[tuple[Rewiring, float]]:
+        """Orders that no exchange of two and no inversion of one improves, from this one and from random ones."""
+        count = self.sensors if of_sensors else self.actions
+        signs = of_sensors or self.has_signs
+        rng = np.random.default_rng(0)
+        begins = [(np.arange(count), np.ones(count))]
+        for _ in range(24 if count <= 8 else 8 if count <= 16 else 4):
+            begins.append((rng.permutation(count), rng.choice([-1.0, 1.0], count) if signs else np.ones(count)))
+
+        def wiring(order: Indices, sign: Array) -> Rewiring:
+            if of_sensors:
+                return unchanged._replace(sensors=order, sensor_signs=sign)
+            return unchanged._replace(actions=order, action_signs=sign)
+
+        found: dict[bytes, tuple[Rewiring, float]] = {}
+        for now in begins:
+            value = self(wiring(*now))
+            while near := _neighbours(*now, signs):
+                values = self._of(_stack([wiring(*each) for each in near]))
+                if values.min() >= value - 1e-9:
+                    break
+                now, value = near[int(values.argmin())], float(values.min())
+            found[now[0].tobytes() + now[1].tobytes()] = wiring(*now), value
+        return list(found.values())
+
+    def _of(self, wirings: Rewiring) -> Array:
+        """Scores of a stack of wirings."""
+        n, m = self.sensors, self.actions
+        rows = np.arange(len(wirings.sensors))[:, None]
+        # By former sensor: the present one that measures it.
+        where = np.argsort(wirings.sensors, axis=1)
+        gains = np.take_along_axis(wirings.sensor_signs, where, 1) / self.scale
+        of_actions = self.weights[:, 1 : 1 + m][:, wirings.actions].swapaxes(0, 1)
+        weights = np.zeros((len(rows), n, 1 + m + 2 * n))
+        weights[:, :, 0] = -self.weights[:, 0]
+        weights[:, :, 1 : 1 + m] = -of_actions * wirings.action_signs[:, None]
+        columns = 1 + m + where
+        weights[rows[..., None], np.arange(n)[:, None], columns[:, None]] = -self.weights[:, 1 + m :] * gains[:, None]
+        weights[rows, np.arange(n), n + columns] += gains
+        error = ((weights @ self.seen) * weights).sum(-1)
+        score: Array = np.log1p(np.maximum(error, 0) / self.error).sum(-1)
+        if self.first is not None:
+            mean, square = self.first
+            distance = gains**2 * square[where] - 2 * gains * mean[where] * self.starts.mean + self.starts.mean**2
+            score = score + np.log1p(np.maximum(distance, 0) / self.starts.variance).sum(-1)
+        return score
+
+
+def _neighbours(order: Indices, sign: Array, signs: bool) -> list[tuple[Indices, Array]]:
+    """Orders that differ by one exchange, with or without inversions, or by one inversion."""
+    found = []
+    for i in range(len(order)) if signs else ():
+        inverted = sign.copy()
+        inverted[i] *= -1
+        found.append((order, inverted))
+    for i, j in combinations(range(len(order)), 2):
+        exchanged = order.copy()
+        exchanged[[i, j]] = order[[j, i]]
+        for a, b in ((1, 1), (1, -1), (-1, 1), (-1, -1)) if signs else ((1, 1),):
+            inverted = sign.copy()
+            inverted[[i, j]] = a * sign[j], b * sign[i]
+            found.append((exchanged, inverted))
+    return found
+
+
+def _saved(value: Any) -> Any:
+    return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+
+
+def _stack(wirings: list[Rewiring]) -> Rewiring:
+    return Rewiring(*(np.stack(parts) for parts in zip(*wirings, strict=True)))
