@@ -101,16 +101,98 @@ def test_a_new_scale_is_learned_within_the_memory(rng):
     np.testing.assert_allclose(normalizer.moments[""].std / before, 3.0, rtol=0.15)
 
 
-def test_normalised_observations_have_mean_zero_and_unit_variance(rng):
+def test_sensors_of_a_usual_scale_stay_exactly_as_they_are(rng):
+    """Before it is decided what to normalise to, and then."""
     normalizer = ObservationNormalizer(VECTOR)
-    seen = np.float32(rng.normal([1.0, -50.0, 0.0], [1e-3, 10.0, 1.0], (4000, 3)))
+    seen = np.float32(rng.normal([0.9, -0.5, 0.001], [0.4, 2.9, 1.0], (4096, 3)))
+    for i, rows in enumerate(seen.reshape(512, 8, 3)):
+        normalizer.observe(rows, np.zeros(8, dtype=bool))
+        assert torch.equal(normalized(torch.from_numpy(rows), normalizer.moments), torch.from_numpy(rows)), i
+    normalizer.finish()
+    assert torch.equal(normalized(torch.from_numpy(seen), normalizer.moments), torch.from_numpy(seen))
+
+
+def test_other_scales_are_brought_into_bounds(rng):
+    normalizer = ObservationNormalizer(VECTOR)
+    seen = np.float32(rng.normal([1.0, -500.0, 3.0], [1e-3, 100.0, 1.0], (4000, 3)))
     for rows in seen.reshape(500, 8, 3):
         normalizer.observe(rows, np.zeros(8, dtype=bool))
-    normalizer.learn()
+    normalizer.finish()
     result = normalized(torch.from_numpy(seen), normalizer.moments)
     assert result.dtype is torch.float32
-    assert torch.allclose(result.mean(0), torch.zeros(3), atol=0.05)
-    assert torch.allclose(result.std(0), torch.ones(3), atol=0.05)
+    np.testing.assert_allclose(result.std(0), [1 / 3, 3.0, 1.0], rtol=0.05)
+    np.testing.assert_allclose(result.mean(0), [1.0, -1.0, 1.0], atol=0.1)
+
+
+@pytest.mark.parametrize("unit", [np.ones(3), np.array([1e-4, 1.0, 300.0])], ids=["usual", "unusual"])
+def test_drifted_sensors_are_mapped_back_to_what_they_were(rng, unit):
+    normalizer = ObservationNormalizer(VECTOR, memory=2000)
+    observe(normalizer, 100, rng, gain=unit)
+    probe = np.float32(rng.normal(0, 0.7, (200, 3)))
+
+    def shown(gain, offset):
+        return normalized(torch.from_numpy(np.float32(probe * gain + offset)), normalizer.moments)
+
+    before = shown(unit, 0.0)
+    gain, offset = np.array([3.0, 0.5, 2.0]) * unit, np.array([4.0, -2.0, 5.0]) * unit
+    observe(normalizer, 400, rng, offset=offset, gain=gain)
+    assert normalizer.metrics()["drift/anchor_moves"] >= 1
+    np.testing.assert_allclose(shown(gain, offset), before, atol=0.4 * before.std(0).max())
+    assert not np.allclose(shown(unit, 0.0), before, atol=1.5 * before.std(0).max())
+
+
+def test_a_policy_that_moves_to_other_states_does_not_move_the_mean(rng):
+    normalizer = ObservationNormalizer(VECTOR, memory=1000)
+    observe(normalizer, 100, rng)
+    before = normalizer.statistics[""].mean
+    for _ in range(200):
+        state = rng.normal(0, 0.05, 3)
+        for step in range(EPISODE):
+            normalizer.observe(np.float32([state]), np.array([step == 0]))
+            state = 0.8 * state + rng.normal([0.4, 0.0, -0.4], 0.5)
+        normalizer.finish()
+    np.testing.assert_allclose(normalizer.statistics[""].mean, before, atol=0.1)
+    assert normalizer.metrics()["drift/anchor_moves"] == 0
+
+
+def test_fresh_networks_let_it_decide_anew(rng):
+    normalizer = ObservationNormalizer(VECTOR)
+    observe(normalizer, 100, rng)
+    for _ in range(80):  # The gain of sensors has changed, and their scale was followed.
+        observe(normalizer, 4, rng, gain=50.0)
+    normalizer.restart()
+    observe(normalizer, 100, rng, gain=50.0)
+    rows = normalized(torch.from_numpy(np.float32(rng.normal(0, 0.8 * 50, (500, 3)))), normalizer.moments)
+    assert ((rows.std(0) > 1.5) & (rows.std(0) < 4)).all()
+
+
+def test_reordered_statistics_describe_reordered_sensors(rng):
+    gain, order, signs = np.array([1.0, 20.0, 0.01]), np.array([2, 0, 1]), np.array([-1.0, 1.0, -1.0])
+    normalizer = ObservationNormalizer(VECTOR)
+    observe(normalizer, 60, rng, offset=2.0, gain=gain)
+    raw = np.float32(rng.normal(0, 1, (50, 3)) * gain + 2)
+    before = normalized(torch.from_numpy(raw), normalizer.moments).numpy()
+    normalizer.rewire(order, signs)
+    after = normalized(torch.from_numpy(np.float32(raw[:, order] * signs)), normalizer.moments)
+    np.testing.assert_allclose(after, before[:, order] * signs, rtol=1e-5, atol=1e-6)
+    assert normalizer.statistics[""].has_shifted(2 * signs) == 0, "episodes begin there"
+    state = normalizer.state_dict()
+    normalizer.check_state_dict(state)
+
+
+def test_observations_of_a_rollout_are_kept_on_demand():
+    normalizer = ObservationNormalizer(VECTOR)
+    for keeps in (False, True):
+        normalizer.keeps_rollout = keeps
+        normalizer.begin()
+        for step in range(3):
+            normalizer.observe(np.full((2, 3), step, np.float32), np.array([step == 1, False]))
+        kept = normalizer.recorded(3)
+        assert (kept is not None) == keeps
+        assert normalizer.recorded(2) is None
+    rows, starts = kept
+    assert rows[..., 0].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert starts.tolist() == [[False, False], [True, False], [False, False]]
 
 
 def test_only_floating_point_parts_of_a_dict_are_normalised():
@@ -122,7 +204,12 @@ def test_a_state_with_wrong_numbers_is_refused_and_changes_nothing(rng):
     normalizer = ObservationNormalizer(VECTOR)
     observe(normalizer, 20, rng)
     before = normalizer.state_dict()
-    for key, wrong in {"mean": torch.zeros(2).double(), "variance": -torch.ones(3).double(), "shifts": -1}.items():
+    for key, wrong in {
+        "mean": torch.zeros(2).double(),
+        "variance": -torch.ones(3).double(),
+        "shifts": -1,
+        "target_std": torch.zeros(3).double(),
+    }.items():
         with pytest.raises(CheckpointError, match=key):
             normalizer.load_state_dict({"": {**before[""], key: wrong}})
     assert not compare(before, normalizer.state_dict())
@@ -182,7 +269,7 @@ SEEN = np.random.default_rng(1).normal(0.5, 1, (5, 4)).astype(np.float32)
 def test_what_the_policy_says_is_of_normalised_observations(agent):
     raw = torch.from_numpy(SEEN)
     moments = agent.learner.normalizer.moments[""]
-    by_hand = ((raw - moments.mean) / moments.std).clamp(-10, 10).float()
+    by_hand = ((raw - moments.mean) / moments.std).clamp(-20, 20).float()
     values, own = agent.policy.predict_values(raw), agent.policy.normalizer
     agent.policy.normalizer = None
     try:

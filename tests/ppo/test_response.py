@@ -66,7 +66,7 @@ def test_fresh_weights_that_earn_less_than_the_former_ones_are_taken_back():
 
 
 def test_nothing_is_replaced_if_returns_come_back():
-    agent = responding({0: "right", CHANGE: "poor", CHANGE + 4: "right"})
+    agent = responding({0: "right", CHANGE: "poor", CHANGE + 3: "right"})
     metrics = learned(agent, CHANGE + 12)
     levels = metrics.column("drift/level")
     assert set(levels) == {0, 1}
@@ -75,7 +75,7 @@ def test_nothing_is_replaced_if_returns_come_back():
 
 
 def test_exploration_rises_with_the_alarm_and_fades():
-    metrics = learned(responding({0: "right", CHANGE: "poor", CHANGE + 4: "right"}), CHANGE + 26)
+    metrics = learned(responding({0: "right", CHANGE: "poor", CHANGE + 3: "right"}), CHANGE + 26)
     floors = [floor or 0.0 for floor in metrics.column("train/exploration_floor")]
     alarm = metrics.alarms()[0]
     assert floors[alarm] == 0
@@ -141,13 +141,13 @@ def cut_at(update, worlds, total, tmp_path, **settings):
     ("policy", "after", "stage"),
     [
         ("MlpPolicy", CHANGE - 3, {"drift/level": 0}),
-        ("MlpPolicy", CHANGE + 4, {"drift/level": 1}),
+        ("MlpPolicy", CHANGE + 3, {"drift/level": 1}),
         ("MlpLstmPolicy", CHANGE + 7, {"drift/level": 3}),
     ],
     ids=["before", "level 1", "restarted"],
 )
 def test_resume_equals_uninterrupted(policy, after, stage, tmp_path):
-    found, differences = cut_at(after, {0: "right", CHANGE: "wrong"}, CHANGE + 12, tmp_path, policy=policy)
+    found, differences = cut_at(after, {0: "right", CHANGE: "wrong"}, CHANGE + 10, tmp_path, policy=policy)
     assert found.items() >= stage.items()
     assert not differences, "\n".join(map(str, differences[:10]))
 
@@ -155,7 +155,7 @@ def test_resume_equals_uninterrupted(policy, after, stage, tmp_path):
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
 def test_resume_in_the_middle_of_a_trial_equals_uninterrupted(policy, tmp_path):
     worlds = {0: "right", CHANGE: "wrong", AGAIN: "poor"}
-    found, differences = cut_at(AGAIN + 3, worlds, AGAIN + 8, tmp_path, policy=policy)
+    found, differences = cut_at(AGAIN + 2, worlds, AGAIN + 6, tmp_path, policy=policy)
     assert found["drift/trial"] == 1
     assert not differences, "\n".join(map(str, differences[:10]))
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from driftproof.nn.dense import DenseNetworks
 from driftproof.nn.heads import ValueHead
 from driftproof.nn.segments import Segments
-from driftproof.nn.types import Evaluation, Observation, PolicyState, RolloutNoise, RolloutStep
-from driftproof.nn.wiring import Wiring
+from driftproof.nn.types import Evaluation, Observation, PolicyState, Rewiring, RolloutNoise, RolloutStep, Wiring
 
 
 class Distribution(Protocol):
@@ -124,8 +123,8 @@ class Policy(Protocol):
     def wiring(self) -> Wiring | None:
         """What :meth:`rewire` can reorder; ``None``: nothing. For ``drift_response``."""
 
-    def rewire(self, *order: Any) -> None:
-        """Reorder and invert sensors and actions: former sensor of each one, signs, former action of each, signs."""
+    def rewire(self, found: Rewiring) -> None:
+        """Reorder weights for sensors and actions that were reordered or inverted. Needed if :meth:`wiring` is."""
 
 
 @runtime_checkable

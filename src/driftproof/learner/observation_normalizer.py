@@ -45,8 +45,6 @@ _LEAST_STD, _LARGEST_STD, _LARGEST_MEAN = 1 / 3, 3.0, 1.0
 """Networks get sensors with standard deviations and means in between as they are."""
 _FIXED = 1_000
 """Observations after which that is decided for good."""
-_RECORDED = 64
-"""Numbers of an observation up to which those of a rollout are kept for :meth:`ObservationNormalizer.recorded`."""
 _LARGEST = 1e38
 """Largest observation, about that of float32: squares of differences must be finite."""
 
@@ -86,11 +84,13 @@ class AnchoredStatistics:
     def moments(self) -> tuple[Array, Array]:
         """What to subtract from observations, and what to divide them by."""
         mean, std = (self.target_mean, self.target_std) if self.is_fixed else self._target()
-        return self.mean - mean * self.std / std, self.std / std
+        scale = self.std / std
+        return self.mean - mean * scale, scale
 
     def _target(self) -> tuple[Array, Array]:
         std = np.clip(self.std, _LEAST_STD, _LARGEST_STD)
-        return np.clip(self.mean * std / self.std, -_LARGEST_MEAN, _LARGEST_MEAN), std
+        # The ratio is exactly 1 for scales within the bounds: these sensors stay exactly as they are.
+        return np.clip(self.mean * (std / self.std), -_LARGEST_MEAN, _LARGEST_MEAN), std
 
     def fix(self) -> None:
         """Decide what to normalise to: sensors as they are now."""
@@ -225,7 +225,7 @@ _COUNTS = ("on_trial", "shifts", "undone", "is_fixed")
 
 
 class ObservationNormalizer:
-    """Normalises observations to mean 0 and standard deviation 1, also when the sensors shift.
+    """Keeps observations at the scale that they had first, within bounds, when sensors shift or change their gain.
 
     A component of the agent. Parts of observations that are not floating-point numbers, such as images, stay as they
     are. Statistics change at the start of episodes, when they have shifted, and at the end of rollouts, which hold
@@ -239,12 +239,14 @@ class ObservationNormalizer:
     def __init__(self, space: Any, memory: int = 20_000) -> None:
         self._shapes = dict(normalizable(space))
         self.statistics = {key: AnchoredStatistics(math.prod(shape), memory) for key, shape in self._shapes.items()}
+        self.keeps_rollout = False
+        """Whether to keep the observations of a rollout for :meth:`recorded`."""
         self.begin()
         self._refresh()
 
     @property
     def moments(self) -> Mapping[str, Moments]:
-        """Mean and standard deviation by key."""
+        """What to subtract from observations, and what to divide them by, by key."""
         return self._moments
 
     def begin(self) -> None:
@@ -258,12 +260,16 @@ class ObservationNormalizer:
 
     @property
     def sensors(self) -> AnchoredStatistics | None:
-        """Statistics of observations that are one vector of few numbers; ``None``: they are not."""
-        whole = self.statistics.get(WHOLE)
-        return whole if whole is not None and whole.size <= _RECORDED else None
+        """Statistics of observations that are one array; ``None``: they are a dict, or no floating-point numbers."""
+        return self.statistics.get(WHOLE)
 
-    def recorded(self) -> tuple[Array, npt.NDArray[np.bool_]]:
-        """Observations of the rollout ``[T, N, size]`` before they were normalised, and which are first ``[T, N]``."""
+    def recorded(self, steps: int) -> tuple[Array, npt.NDArray[np.bool_]] | None:
+        """Observations of the rollout ``[T, N, size]`` before they were normalised, and which are first ``[T, N]``.
+
+        ``None`` if they are not those of so many steps, as a state was loaded meanwhile.
+        """
+        if len(self._recorded) != steps:
+            return None
         rows, starts = zip(*self._recorded, strict=True)
         return np.stack(rows), np.stack(starts)
 
@@ -277,7 +283,7 @@ class ObservationNormalizer:
         rows = {key: _rows(observation, key) for key in self.statistics}
         if starts.any():
             self._learn_starts(rows, starts)
-        if self.sensors is not None:
+        if self.keeps_rollout:
             self._recorded.append((rows[WHOLE], starts.copy()))
         for key, batches in self._pending.items():
             batches.append(rows[key])

@@ -16,6 +16,7 @@ from driftproof.learner.alarm import LARGEST_RETURN, CalibrationAlarm
 from driftproof.learner.rewiring import LARGEST, Starts, TransitionModel
 from driftproof.learner.rollout import Rollout
 from driftproof.nn.normalization import WHOLE
+from driftproof.nn.types import Rewiring
 from driftproof.state import Stateful, copy_tree
 from driftproof.state.schema import Rule, check, count, fail, items, like, number, optional, table
 
@@ -120,7 +121,9 @@ class DriftResponse:
         self._parts = {name: parts[name] for name in _WORLD if name in parts}
         sensors = None if learner.normalizer is None else learner.normalizer.sensors
         wiring = learner.policy.wiring() if self.rewiring and sensors is not None else None
-        if sensors is not None and wiring is not None and sensors.size <= LARGEST:
+        if sensors is not None and wiring is not None and max(sensors.size, wiring.actions) <= LARGEST:
+            assert learner.normalizer is not None
+            learner.normalizer.keeps_rollout = True
             self.model = TransitionModel(sensors.size, wiring)
 
     def adjusted(self, settings: UpdateSettings) -> UpdateSettings:
@@ -132,9 +135,10 @@ class DriftResponse:
     def update(self, learner: Learner, alarm: CalibrationAlarm, is_raised: bool, rollout: Rollout) -> bool:
         """Respond to what the alarm has seen in an update; returns whether other weights act from now on."""
         now = self._progress
-        if self.model is not None:
-            assert learner.normalizer is not None
-            self.model.observe(*learner.normalizer.recorded(), rollout.actions)
+        if self.model is not None and learner.normalizer is not None:
+            recorded = learner.normalizer.recorded(rollout.steps)
+            if recorded is not None:
+                self.model.observe(*recorded, rollout.actions)
         now.exploration = max(0.0, now.exploration - 1 / _FADE)
         if now.trial is not None:
             return self._judge(learner, alarm)
@@ -168,7 +172,7 @@ class DriftResponse:
         if self._good is not None:
             self.archive.append({**self._good, "return": before})
             del self.archive[: max(0, len(self.archive) - self.worlds)]
-            trials = len(self.archive) - 1
+            trials = max(0, len(self.archive) - 1)
         untrained = alarm.untrained
         if untrained is not None and before - untrained <= 2 * alarm.noise:
             untrained = None  # The agent began with weights that were trained before.
@@ -177,24 +181,23 @@ class DriftResponse:
         held = {**self._world(), "return": before}
         rewired = self._rewired(learner)
         self.archive[:0] = rewired
-        self._good, now.rewired = None, len(rewired)
-        now.trials = trials = trials + len(rewired)
-        if not trials:
+        self._good, now.rewired, now.trials = None, len(rewired), trials + len(rewired)
+        if not now.trials:
             return self._to_level_1(learner)
         self._held = held
         return self._try(learner, alarm, 0)
 
     def _rewired(self, learner: Learner) -> list[dict[str, Any]]:
         """The last good weights for sensors or actions in orders that explain the world now."""
-        good, normalizer = self._good, learner.normalizer
-        if self.model is None or good is None or normalizer is None:
+        good = self._good
+        if self.model is None or good is None:
             return []
         before = good["observations"][WHOLE]
         worlds = []
-        for found in self.model.match(Starts(*(before[name].numpy() for name in ("start_mean", "start_variance")))):
+        starts = Starts(*(before[name].cpu().numpy() for name in ("start_mean", "start_variance")))
+        for found in self.model.match(starts):
             self._put(good)
-            learner.policy.rewire(*found)
-            normalizer.rewire(found.sensors, found.sensor_signs)
+            rewire(learner, found)
             self.model.rewire(found)
             worlds.append({**self._world(), "return": good["return"]})
         return worlds
@@ -392,6 +395,21 @@ def soften(learner: Learner) -> None:
     policy = learner.policy
     for own, fresh in zip(policy.last_parameters(), policy.fresh().last_parameters(), strict=True):
         own.lerp_(fresh.to(own), 0.5)
+
+
+@torch.no_grad()
+def rewire(learner: Learner, found: Rewiring) -> None:
+    """Reorder weights, and what belongs to them, for sensors and actions that were reordered or inverted."""
+    policy, initial = learner.policy, learner.initial_weights
+    if initial is not None:
+        own = copy_tree(policy.state_dict())
+        policy.load_state_dict({**own, **initial.state_dict()})
+        policy.rewire(found)
+        initial.load_state_dict(dict(policy.named_parameters()))
+        policy.load_state_dict(own)
+    policy.rewire(found)
+    if learner.normalizer is not None:
+        learner.normalizer.rewire(found.sensors, found.sensor_signs)
 
 
 @torch.no_grad()

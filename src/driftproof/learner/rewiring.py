@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from driftproof.nn.wiring import Wiring
+from driftproof.nn.types import Rewiring, Wiring
 from driftproof.state.schema import Rule, items, number, numbers, table
 
 Array = npt.NDArray[np.float64]
@@ -37,37 +37,13 @@ _LEAST_ERROR = 0.01
 """Standard error of the model, at least, relative to the changes of a sensor within a step."""
 _LEAST_SPREAD = 0.05
 """Standard deviation of first observations, at least, relative to that of all."""
+_CONSTANT = 1e-9
+"""Variance of a sensor, relative to its second moment, that is nothing but rounding."""
 _LEAST_GAIN = 0.5
 """Improvement of the score that makes an order worth a trial."""
 _AS_GOOD, _TRIALS = 2.0, 2
 """So many orders are worth a trial whose scores differ by less than this."""
 _LARGEST_MOMENT = 1e150
-
-
-class Rewiring(NamedTuple):
-    """How the present sensors and actions relate to the former ones.
-
-    Attributes:
-        sensors: Former sensor that each one measures.
-        sensor_signs: -1 where it is inverted.
-        actions: Former action that each one acts as; of a Box, by component.
-        action_signs: -1 where it is inverted.
-    """
-
-    sensors: Indices
-    sensor_signs: Array
-    actions: Indices
-    action_signs: Array
-
-    @property
-    def changes_sensors(self) -> bool:
-        """Whether any sensor is another one, or inverted."""
-        return bool((self.sensors != np.arange(len(self.sensors))).any() or (self.sensor_signs < 0).any())
-
-    @property
-    def changes_actions(self) -> bool:
-        """Whether any action is another one, or inverted."""
-        return bool((self.actions != np.arange(len(self.actions))).any() or (self.action_signs < 0).any())
 
 
 class Starts(NamedTuple):
@@ -102,14 +78,14 @@ class TransitionModel:
             actions: Actions that followed ``[T, N, ...]``.
         """
         follows = ~starts[1:]
-        x, change = rows[:-1][follows], (rows[1:] - rows[:-1])[follows]
-        bound = np.quantile(np.abs(change), _QUANTILE, axis=0) if len(change) else np.zeros(self.sensors)
-        bound = np.where(bound > 0, bound, np.inf)
-        features = np.concatenate(
-            (np.ones((len(x), 1)), self._features(actions)[:-1][follows], x, np.clip(change, -bound, bound)), 1
-        )
         first = rows[starts]
         with np.errstate(over="ignore", invalid="ignore"):
+            x, change = rows[:-1][follows], (rows[1:] - rows[:-1])[follows]
+            bound = np.quantile(np.abs(change), _QUANTILE, axis=0) if len(change) else np.zeros(self.sensors)
+            bound = np.where(bound > 0, bound, np.inf)
+            features = np.concatenate(
+                (np.ones((len(x), 1)), self._features(actions)[:-1][follows], x, np.clip(change, -bound, bound)), 1
+            )
             sums = {
                 "moments": features.T @ features,
                 "count": float(len(x)),
@@ -151,13 +127,14 @@ class TransitionModel:
         seen, first, episodes = self._last()
         if self.count < _FEWEST or seen is None:
             return []
-        score = _Score(self, seen, starts, first if episodes else None)
-        unchanged = score.unchanged()
-        found = score.search(unchanged, of_sensors=True)
-        if self.wiring.can_reorder:
-            found += score.search(unchanged, of_sensors=False)
-        found.sort(key=lambda each: each[1])
-        limit = min(score(unchanged) - _LEAST_GAIN, found[0][1] + _AS_GOOD)
+        with np.errstate(over="ignore", invalid="ignore"):
+            score = _Score(self, seen, starts, first if episodes else None)
+            unchanged = score.unchanged()
+            found = score.search(unchanged, of_sensors=True)
+            if self.wiring.can_reorder:
+                found += score.search(unchanged, of_sensors=False)
+            found.sort(key=lambda each: each[1])
+            limit = min(score(unchanged) - _LEAST_GAIN, found[0][1] + _AS_GOOD)
         return [wiring for wiring, value in found if value < limit][:_TRIALS]
 
     def _last(self) -> tuple[Array | None, Array, float]:
@@ -180,14 +157,8 @@ class TransitionModel:
 
     def state_dict(self) -> dict[str, Any]:
         """Moments of the world as expected, and of what was observed since."""
-        recent = [
-            {
-                name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
-                for name, value in s.items()
-            }
-            for s in self.recent
-        ]
-        return {"moments": torch.from_numpy(self.moments.copy()), "count": self.count, "recent": recent}
+        recent = [{name: _saved(value) for name, value in sums.items()} for sums in self.recent]
+        return {"moments": _saved(self.moments), "count": self.count, "recent": recent}
 
     def rule(self) -> Rule:
         """Schema of :meth:`state_dict`."""
@@ -204,11 +175,8 @@ class TransitionModel:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a checked state."""
-        self.moments, self.count = np.array(state["moments"], np.float64), float(state["count"])
-        self.recent = [
-            {name: np.array(v, np.float64) if isinstance(v, Tensor) else float(v) for name, v in sums.items()}
-            for sums in state["recent"]
-        ]
+        self.moments, self.count = _loaded(state["moments"]), float(state["count"])
+        self.recent = [{name: _loaded(value) for name, value in sums.items()} for sums in state["recent"]]
 
 
 class _Score:
@@ -218,8 +186,10 @@ class _Score:
         self.sensors, self.actions, self.has_signs = model.sensors, model.actions, not model.wiring.is_discrete
         n, known = self.sensors, 1 + self.actions + self.sensors
         moments = model.moments
-        mean = moments[0, known - n : known]
-        self.scale = np.sqrt(np.maximum(moments.diagonal()[known - n : known] - mean**2, 0)) + 1e-12
+        square = moments.diagonal()[known - n : known]
+        variance = square - moments[0, known - n : known] ** 2
+        # Of sensors that are constant, but for rounding, the size, so that equations remain well-conditioned.
+        self.scale = np.sqrt(np.where(variance > _CONSTANT * square, variance, square)) + 1e-12
         unit = np.concatenate((np.ones(known - n), self.scale, self.scale))
         moments = moments / unit / unit[:, None]
         inputs, changes = moments[:known, :known], moments[known:, known:]
@@ -235,76 +205,83 @@ class _Score:
         return Rewiring(np.arange(n), np.ones(n), np.arange(m), np.ones(m))
 
     def __call__(self, wiring: Rewiring) -> float:
-        return float(self._of(_stack([wiring]))[0])
+        return float(self._of(Rewiring(*(part[None] for part in wiring)))[0])
 
     def search(self, unchanged: Rewiring, *, of_sensors: bool) -> list[tuple[Rewiring, float]]:
         """Orders that no exchange of two and no inversion of one improves, from this one and from random ones."""
         count = self.sensors if of_sensors else self.actions
         signs = of_sensors or self.has_signs
         rng = np.random.default_rng(0)
+        moves, flips = _moves(count, signs)
         begins = [(np.arange(count), np.ones(count))]
         for _ in range(24 if count <= 8 else 8 if count <= 16 else 4):
             begins.append((rng.permutation(count), rng.choice([-1.0, 1.0], count) if signs else np.ones(count)))
 
         def wiring(order: Indices, sign: Array) -> Rewiring:
-            if of_sensors:
-                return unchanged._replace(sensors=order, sensor_signs=sign)
-            return unchanged._replace(actions=order, action_signs=sign)
+            """Wirings with these orders and signs ``[..., count]``, the others being unchanged."""
+            own = {"sensors": order, "sensor_signs": sign} if of_sensors else {"actions": order, "action_signs": sign}
+            shape = order.shape[:-1]
+            others = {name: np.broadcast_to(part, (*shape, len(part))) for name, part in unchanged._asdict().items()}
+            return Rewiring(**{**others, **own})
 
         found: dict[bytes, tuple[Rewiring, float]] = {}
-        for now in begins:
-            value = self(wiring(*now))
-            while near := _neighbours(*now, signs):
-                values = self._of(_stack([wiring(*each) for each in near]))
-                if values.min() >= value - 1e-9:
+        for order, sign in begins:
+            value = self(wiring(order, sign))
+            while True:
+                values = self._of(wiring(order[moves], sign[moves] * flips))
+                if not (values < value - 1e-9).any():
                     break
-                now, value = near[int(values.argmin())], float(values.min())
-            found[now[0].tobytes() + now[1].tobytes()] = wiring(*now), value
+                best = values.argmin()
+                order, sign, value = order[moves[best]], sign[moves[best]] * flips[best], float(values[best])
+            found[order.tobytes() + sign.tobytes()] = Rewiring(*map(np.array, wiring(order, sign))), value
         return list(found.values())
 
     def _of(self, wirings: Rewiring) -> Array:
         """Scores of a stack of wirings."""
-        n, m = self.sensors, self.actions
-        rows = np.arange(len(wirings.sensors))[:, None]
+        m, known = self.actions, 1 + self.actions + self.sensors
         # By former sensor: the present one that measures it.
         where = np.argsort(wirings.sensors, axis=1)
         gains = np.take_along_axis(wirings.sensor_signs, where, 1) / self.scale
-        of_actions = self.weights[:, 1 : 1 + m][:, wirings.actions].swapaxes(0, 1)
-        weights = np.zeros((len(rows), n, 1 + m + 2 * n))
-        weights[:, :, 0] = -self.weights[:, 0]
-        weights[:, :, 1 : 1 + m] = -of_actions * wirings.action_signs[:, None]
-        columns = 1 + m + where
-        weights[rows[..., None], np.arange(n)[:, None], columns[:, None]] = -self.weights[:, 1 + m :] * gains[:, None]
-        weights[rows, np.arange(n), n + columns] += gains
-        error = ((weights @ self.seen) * weights).sum(-1)
+        of_sensors = wirings.sensor_signs / self.scale[wirings.sensors]
+        weights = np.empty((len(where), self.sensors, known))
+        weights[:, :, 0] = self.weights[:, 0]
+        weights[:, :, 1 : 1 + m] = (
+            self.weights[:, 1 : 1 + m].T[wirings.actions].swapaxes(1, 2) * wirings.action_signs[:, None]
+        )
+        weights[:, :, 1 + m :] = self.weights[:, 1 + m :].T[wirings.sensors].swapaxes(1, 2) * of_sensors[:, None]
+        inputs, changes = self.seen[:known, :known], self.seen[known:]
+        error = gains**2 * changes[:, known:].diagonal()[where]
+        products = (weights.reshape(-1, known) @ inputs).reshape(weights.shape)
+        error = error + np.einsum("kij,kij->ki", products, weights)
+        error = error - 2 * gains * np.einsum("kij,kij->ki", changes[:, :known][where], weights)
         score: Array = np.log1p(np.maximum(error, 0) / self.error).sum(-1)
         if self.first is not None:
             mean, square = self.first
             distance = gains**2 * square[where] - 2 * gains * mean[where] * self.starts.mean + self.starts.mean**2
             score = score + np.log1p(np.maximum(distance, 0) / self.starts.variance).sum(-1)
-        return score
+        return np.where(np.isfinite(score), score, np.inf)
 
 
-def _neighbours(order: Indices, sign: Array, signs: bool) -> list[tuple[Indices, Array]]:
-    """Orders that differ by one exchange, with or without inversions, or by one inversion."""
-    found = []
-    for i in range(len(order)) if signs else ():
-        inverted = sign.copy()
-        inverted[i] *= -1
-        found.append((order, inverted))
-    for i, j in combinations(range(len(order)), 2):
-        exchanged = order.copy()
-        exchanged[[i, j]] = order[[j, i]]
-        for a, b in ((1, 1), (1, -1), (-1, 1), (-1, -1)) if signs else ((1, 1),):
-            inverted = sign.copy()
-            inverted[[i, j]] = a * sign[j], b * sign[i]
-            found.append((exchanged, inverted))
-    return found
+def _moves(count: int, signs: bool) -> tuple[Indices, Array]:
+    """Inversions of one, and exchanges of two with or without inversions: indices and signs ``[moves, count]``."""
+    moves, flips = [], []
+    for flip in 1 - 2 * np.eye(count) if signs else ():
+        moves.append(np.arange(count))
+        flips.append(flip)
+    for i, j in combinations(range(count), 2):
+        exchanged = np.arange(count)
+        exchanged[[i, j]] = j, i
+        for pair in ((1, 1), (1, -1), (-1, 1), (-1, -1)) if signs else ((1, 1),):
+            flip = np.ones(count)
+            flip[[i, j]] = pair
+            moves.append(exchanged)
+            flips.append(flip)
+    return np.array(moves, np.int64).reshape(-1, count), np.array(flips).reshape(-1, count)
 
 
 def _saved(value: Any) -> Any:
     return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
 
 
-def _stack(wirings: list[Rewiring]) -> Rewiring:
-    return Rewiring(*(np.stack(parts) for parts in zip(*wirings, strict=True)))
+def _loaded(value: Any) -> Any:
+    return value.double().cpu().numpy().copy() if isinstance(value, Tensor) else float(value)

@@ -36,8 +36,8 @@ from driftproof.nn.heads import CategoricalHead, QuantileHead, ValueHead
 from driftproof.nn.networks import Critic, dense_network, layer_widths, output_width
 from driftproof.nn.recycling import recycle
 from driftproof.nn.segments import Segments
-from driftproof.nn.types import Evaluation, Observation, PolicyState, map_observation
-from driftproof.nn.wiring import Wiring, rewire, wiring_of
+from driftproof.nn.types import Evaluation, Observation, PolicyState, Rewiring, Wiring, map_observation
+from driftproof.nn.wiring import rewire, wiring_of
 from driftproof.settings.definition import documented, settings_of, takes
 from driftproof.settings.policy import PolicySettings
 
@@ -350,9 +350,9 @@ class DistributionalPolicy(Acting):
         """What :meth:`rewire` can reorder; ``None``: nothing."""
         return wiring_of(self)
 
-    def rewire(self, *order: Any) -> None:
+    def rewire(self, found: Rewiring) -> None:
         """Reorder and invert sensors and actions; see :func:`driftproof.nn.wiring.rewire`."""
-        rewire(self, *order)
+        rewire(self, found)
 
     def fresh(self: Self) -> Self:
         """A policy like this one with new random weights, drawn from torch's global generator."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from driftproof.nn.cores import State, mask_state
@@ -48,6 +50,36 @@ class Step(NamedTuple):
     memory: Tensor
     state: PolicyState
     latent: Tensor
+
+
+class Wiring(NamedTuple):
+    """Actions of a policy whose sensors and actions can be reordered.
+
+    Attributes:
+        actions: Number of actions, or of the components of an action.
+        is_discrete: Whether an action is the number of one of them.
+        can_reorder: Whether actions can be reordered, and not only sensors.
+    """
+
+    actions: int
+    is_discrete: bool
+    can_reorder: bool
+
+
+class Rewiring(NamedTuple):
+    """How the present sensors and actions relate to the former ones.
+
+    Attributes:
+        sensors: Former sensor that each one measures.
+        sensor_signs: -1 where it is inverted.
+        actions: Former action that each one acts as; of a Box, by component.
+        action_signs: -1 where it is inverted.
+    """
+
+    sensors: npt.NDArray[np.int64]
+    sensor_signs: npt.NDArray[np.float64]
+    actions: npt.NDArray[np.int64]
+    action_signs: npt.NDArray[np.float64]
 
 
 RolloutStep: TypeAlias = Callable[[Observation, PolicyState], Step]

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-import numpy.typing as npt
 import torch
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import Tensor, nn
 
 from driftproof.nn.cores import Core, GRUCore, LSTMCore, NoCore
 from driftproof.nn.distributions import Categorical, Gaussian
+from driftproof.nn.types import Rewiring, Wiring
 
 if TYPE_CHECKING:
     from driftproof.nn.policies import DistributionalPolicy
-
-
-class Wiring(NamedTuple):
-    """Sensors and actions of a policy.
-
-    Attributes:
-        actions: Number of actions; of several choices or components, how many there are.
-        is_discrete: Whether an action is one of them.
-        can_reorder: Whether actions can be reordered.
-    """
-
-    actions: int
-    is_discrete: bool
-    can_reorder: bool
 
 
 def wiring_of(policy: DistributionalPolicy) -> Wiring | None:
@@ -36,37 +23,26 @@ def wiring_of(policy: DistributionalPolicy) -> Wiring | None:
     extractors = {
         type(each) for each in (policy.features_extractor, policy.critic_features_extractor) if each is not None
     }
-    if extractors != {FlattenExtractor} or not all(isinstance(c, NoCore | LSTMCore | GRUCore) for c in policy._cores()):
+    if extractors != {FlattenExtractor} or not {type(core) for core in policy._cores()} <= {NoCore, LSTMCore, GRUCore}:
         return None
     distribution = policy.distribution
     if isinstance(distribution, Categorical):
         return Wiring(distribution.size, True, True)
-    actions = 1
-    for size in distribution.action_shape:
-        actions *= size
-    return Wiring(actions, False, isinstance(distribution, Gaussian))
+    return Wiring(math.prod(distribution.action_shape), False, isinstance(distribution, Gaussian))
 
 
 @torch.no_grad()
-def rewire(
-    policy: DistributionalPolicy,
-    sensors: npt.NDArray[Any],
-    sensor_signs: npt.NDArray[Any],
-    actions: npt.NDArray[Any],
-    action_signs: npt.NDArray[Any],
-) -> None:
-    """Sensor ``i`` measures from now on what ``sensors[i]`` did, times its sign; and actions alike."""
-    device = policy.device
-    order, signs = torch.from_numpy(sensors).to(device), torch.from_numpy(sensor_signs).to(device)
+def rewire(policy: DistributionalPolicy, found: Rewiring) -> None:
+    """Reorder weights, such that the policy does with the present sensors and actions what it did with the former."""
+    sensors, sensor_signs, actions, action_signs = (torch.from_numpy(part).to(policy.device) for part in found)
     for weight in _input_weights(policy):
-        weight.copy_(weight[:, order] * signs)
-    head = policy.action_head
-    order, signs = torch.from_numpy(actions).to(device), torch.from_numpy(action_signs).to(device)
-    for parameter in head.parameters():
-        parameter.copy_(parameter[order] * signs.view(-1, *[1] * (parameter.dim() - 1)))
-    if isinstance(policy.distribution, Gaussian):
-        log_std: Tensor = policy.log_std
-        log_std.copy_(log_std[..., order] if log_std.shape[-1] == len(order) else log_std)
+        weight.copy_(weight[:, sensors] * sensor_signs)
+    if not isinstance(policy.distribution, Categorical | Gaussian):
+        return
+    for parameter in policy.action_head.parameters():
+        parameter.copy_(parameter[actions] * action_signs.view(-1, *[1] * (parameter.dim() - 1)))
+    if isinstance(policy.distribution, Gaussian) and policy.log_std.shape[-1] == len(actions):
+        policy.log_std.copy_(policy.log_std[..., actions])
 
 
 def _input_weights(policy: DistributionalPolicy) -> Iterator[Tensor]:
