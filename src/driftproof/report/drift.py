@@ -47,6 +47,12 @@ _SIGNS = (
         is_flag=True,
     ),
     Sign("drift/archived", "Weights kept", "Of earlier phases.", quiet="No agent kept weights of earlier phases."),
+    Sign(
+        "drift/rewired",
+        "Weights reordered",
+        "Swapped or inverted sensors and actions that were found so far.",
+        quiet="No swapped or inverted sensors or actions were found.",
+    ),
     Sign("drift/calibration", "Calibration of the critics", "Of λ-returns among the quantiles that critics predicted."),
     Sign("drift/cusum", "Evidence of a harmful change", "CUSUM of the critics' calibration, which raises the alarm."),
     Sign("drift/episode_return", "Return, for the alarm", "Mean return of the latest episodes."),
