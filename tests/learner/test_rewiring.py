@@ -228,6 +228,19 @@ def test_a_state_is_restored_exactly_and_wrong_ones_are_refused():
             check("model", {**state, **wrong}, model.rule())
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("of", ["zeros", "ones", "signs", "normal"])
+def test_states_with_impossible_moments_are_no_error(of):
+    world = World(9, 4, 2, False)
+    model, rng = world.learned(), np.random.default_rng(0)
+    model.observe(*world.rollout())
+    shape, largest = model.moments.shape, 0.99e150
+    made = {"zeros": np.zeros(shape), "ones": np.ones(shape), "signs": rng.choice([-1.0, 1.0], shape)}
+    model.moments = largest * made.get(of, rng.normal(size=shape).clip(-1, 1))
+    check("model", model.state_dict(), model.rule())
+    assert len(model.match(world.starts)) <= 2
+
+
 def test_the_most_sensors_take_seconds():
     world = World(8, LARGEST, 3, False)
     model = world.learned()

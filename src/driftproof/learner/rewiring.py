@@ -186,14 +186,14 @@ class _Score:
         self.sensors, self.actions, self.has_signs = model.sensors, model.actions, not model.wiring.is_discrete
         n, known = self.sensors, 1 + self.actions + self.sensors
         moments = model.moments
-        square = moments.diagonal()[known - n : known]
+        square = np.maximum(moments.diagonal()[known - n : known], 0)
         variance = square - moments[0, known - n : known] ** 2
         # Of sensors that are constant, but for rounding, the size, so that equations remain well-conditioned.
         self.scale = np.sqrt(np.where(variance > _CONSTANT * square, variance, square)) + 1e-12
         unit = np.concatenate((np.ones(known - n), self.scale, self.scale))
         moments = moments / unit / unit[:, None]
         inputs, changes = moments[:known, :known], moments[known:, known:]
-        self.weights = np.linalg.solve(inputs + 1e-6 * np.eye(known), moments[:known, known:]).T
+        self.weights = np.linalg.lstsq(inputs + 1e-6 * np.eye(known), moments[:known, known:], rcond=None)[0].T
         error = changes.diagonal() - 2 * (self.weights * moments[known:, :known]).sum(1)
         error = error + np.einsum("ij,jk,ik->i", self.weights, inputs, self.weights)
         self.error = np.maximum(error, _LEAST_ERROR**2 * changes.diagonal() + 1e-12)
