@@ -205,7 +205,7 @@ class _Score:
         return Rewiring(np.arange(n), np.ones(n), np.arange(m), np.ones(m))
 
     def __call__(self, wiring: Rewiring) -> float:
-        return float(self._of(Rewiring(*(part[None] for part in wiring)))[0])
+        return float(self._of(_repeated(wiring, 1))[0])
 
     def search(self, unchanged: Rewiring, *, of_sensors: bool) -> list[tuple[Rewiring, float]]:
         """Orders that no exchange of two and no inversion of one improves, from this one and from random ones."""
@@ -217,23 +217,22 @@ class _Score:
         for _ in range(24 if count <= 8 else 8 if count <= 16 else 4):
             begins.append((rng.permutation(count), rng.choice([-1.0, 1.0], count) if signs else np.ones(count)))
 
-        def wiring(order: Indices, sign: Array) -> Rewiring:
-            """Wirings with these orders and signs ``[..., count]``, the others being unchanged."""
-            own = {"sensors": order, "sensor_signs": sign} if of_sensors else {"actions": order, "action_signs": sign}
-            shape = order.shape[:-1]
-            others = {name: np.broadcast_to(part, (*shape, len(part))) for name, part in unchanged._asdict().items()}
-            return Rewiring(**{**others, **own})
+        def replaced(wiring: Rewiring, order: Indices, sign: Array) -> Rewiring:
+            if of_sensors:
+                return wiring._replace(sensors=order, sensor_signs=sign)
+            return wiring._replace(actions=order, action_signs=sign)
 
+        others = _repeated(unchanged, len(moves))
         found: dict[bytes, tuple[Rewiring, float]] = {}
         for order, sign in begins:
-            value = self(wiring(order, sign))
+            value = self(replaced(unchanged, order, sign))
             while True:
-                values = self._of(wiring(order[moves], sign[moves] * flips))
+                values = self._of(replaced(others, order[moves], sign[moves] * flips))
                 if not (values < value - 1e-9).any():
                     break
                 best = values.argmin()
                 order, sign, value = order[moves[best]], sign[moves[best]] * flips[best], float(values[best])
-            found[order.tobytes() + sign.tobytes()] = Rewiring(*map(np.array, wiring(order, sign))), value
+            found[order.tobytes() + sign.tobytes()] = replaced(unchanged, order, sign), value
         return list(found.values())
 
     def _of(self, wirings: Rewiring) -> Array:
@@ -277,6 +276,12 @@ def _moves(count: int, signs: bool) -> tuple[Indices, Array]:
             moves.append(exchanged)
             flips.append(flip)
     return np.array(moves, np.int64).reshape(-1, count), np.array(flips).reshape(-1, count)
+
+
+def _repeated(wiring: Rewiring, count: int) -> Rewiring:
+    """A stack of equal wirings."""
+    parts: list[Any] = [np.broadcast_to(part, (count, len(part))) for part in wiring]
+    return Rewiring(*parts)
 
 
 def _saved(value: Any) -> Any:
