@@ -115,8 +115,11 @@ class EntropySchedule:
         """
         self.check_state_dict(state_dict)
         for name in self._tensors():
-            saved = state_dict[name]
-            setattr(self, f"_{name}", self._wide(torch.nan if saved is None else saved).clone())
+            saved = torch.nan if state_dict[name] is None else state_dict[name]
+            # Numbers without a detour: an exploit of a population loads the schedules of many members.
+            is_plain = self.members is None and not isinstance(saved, Tensor)
+            loaded = torch.tensor(saved, dtype=torch.float64) if is_plain else self._wide(saved).clone()
+            setattr(self, f"_{name}", loaded)
 
     def _tensors(self) -> dict[str, Tensor]:
         return {

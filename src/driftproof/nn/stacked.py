@@ -83,10 +83,13 @@ class StackedPolicy:
 
     def predict_returns(self, memory: Tensor) -> tuple[Tensor, ...]:
         """Each critic's prediction ``[M, ..., outputs]`` from the output of the critics' core."""
+        networks: list[Any] = [critic.network for critic in self.like.critics]
+        # Normalisation of the inputs has no weights: it is the same for all critics.
+        norm = getattr(networks[0], "input_norm", None)
+        memory = memory if norm is None else norm(memory)
         predictions = []
-        for i, critic in enumerate(self.like.critics):
-            assert isinstance(critic.network, nn.Sequential)
-            latent = self._dense(f"critics.{i}.network", critic.network, memory)
+        for i, network in enumerate(networks):
+            latent = self._dense(f"critics.{i}.network", network, memory, skip="input_norm")
             predictions.append(self._call(f"critics.{i}.head", "forward", latent))
         return tuple(predictions)
 
@@ -128,8 +131,10 @@ class StackedPolicy:
             outputs = torch.cat((outputs, log_std.expand_as(outputs)), -1)
         return outputs, latent
 
-    def _dense(self, name: str, network: nn.Sequential, values: Tensor) -> Tensor:
+    def _dense(self, name: str, network: nn.Sequential, values: Tensor, skip: str | None = None) -> Tensor:
         for key, layer in network.named_children():
+            if key == skip:
+                continue
             weights = self._weights_of(f"{name}.{key}")
             if type(layer) is nn.Linear:
                 values = linear(values, weights["weight"], weights.get("bias"))

@@ -59,8 +59,8 @@ class GradientStatistics:
         # Per element [..., elements], for `elementwise` alone.
         self.moments = [self._zero_moment(p) for p in self.params] if statistic == "elementwise" else []
         if members is not None and self.moments and len({moment.dtype for moment in self.moments}) == 1:
-            self._joint = torch.cat(self.moments, 1)
-            self.moments = list(torch.split(self._joint, self._sizes, 1))
+            self._pair = torch.stack([torch.cat(self.moments, 1)] * 2)
+            self.moments = list(torch.split(self._pair[1], self._sizes, 1))
         self._pack_moments()
         # Of the whole gradient, again behind their sums of weights: norm and mean square; largest magnitude.
         self.norms = self._zeros(3)
@@ -69,8 +69,8 @@ class GradientStatistics:
         self._zero, self._one = self._zeros(), self._zeros() + 1
         self._dtypes, self._devices = [p.dtype for p in self.params], [p.device for p in self.params]
 
-    _joint: Tensor | None = None
-    """The moments of several members side by side ``[M, elements]``, of which those of a parameter are views."""
+    _pair: Tensor | None = None
+    """Gradients and moments of several members side by side ``[2, M, elements]``; a parameter's moments are views."""
     weight: Tensor
     energy: Tensor
     mean: Tensor
@@ -184,7 +184,7 @@ class GradientStatistics:
     def __getstate__(self) -> dict[str, Any]:
         # Views would be written with all that lies around them.
         moments = [moment.clone() for moment in self.moments]
-        return {**self.__dict__, "moments": moments, "_packed": None, "_joint": None}
+        return {**self.__dict__, "moments": moments, "_packed": None, "_pair": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -208,9 +208,16 @@ class GradientStatistics:
                 averages[i] = self.moments[i].lerp_(rows[i], weight).dot(self.moments[i])
             return norms, averages
         moments, grads = [self.moments[i] for i in rows], list(rows.values())
-        if self._joint is not None and joint is not None and len(rows) == len(self.params):
-            self._joint.lerp_(joint, _column(weight))
-        elif isinstance(weight, Tensor):
+        if self._pair is not None and joint is not None and len(rows) == len(self.params):
+            if joint.data_ptr() != self._pair.data_ptr():
+                self._pair[0].copy_(joint)
+            self._pair[1].lerp_(self._pair[0], _column(weight))
+            # One operation for a parameter's gradient and moment.
+            squares = self._squared_norms(list(torch.split(self._pair, self._sizes, 2)))
+            return {i: s[0] for i, s in zip(rows, squares, strict=True)}, {
+                i: s[1] for i, s in zip(rows, squares, strict=True)
+            }
+        if isinstance(weight, Tensor):
             torch._foreach_mul_(moments, _each(1 - weight, moments))
             torch._foreach_add_(moments, torch._foreach_mul(grads, _each(weight, moments)))
         else:
@@ -275,9 +282,14 @@ class GradientStatistics:
         moments = {f"moments.{key}": moment for key, moment in zip(self.keys, self.moments, strict=False)}
         return {name: getattr(self, name) for name in (*_PROGRESS, *_VECTORS, *_TOTALS)} | moments
 
+    @property
+    def gradients(self) -> Tensor | None:
+        """Memory for ``joint`` of :meth:`fold`, which then is not copied; ``None``: there is none."""
+        return None if self._pair is None else self._pair[0]
+
     def storages(self) -> list[Tensor]:
         """All memory of the averages, each part once, not copies."""
-        moments = self.moments if self._joint is None else [self._joint]
+        moments = self.moments if self._pair is None else [self._pair[1]]
         return [*(getattr(self, name) for name in (*_PROGRESS, *_VECTORS, *_TOTALS)), *moments]
 
     def state_dict(self) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class PopulationStep:
         """Whether a member's optimizer draws noise, read on a CPU."""
         self.scaling: ScalingSettings | None = None
         self._scratch = Scratch()
+        self._zero = torch.zeros((), device=state.device)
         critics = [f"critics.{i}." for i in range(len(state.policy.like.critics))]
         self._stretches: list[tuple[int, slice]] = []
         """Blocks of weights, and where in them are those of one critic, or of none."""
@@ -107,17 +108,21 @@ class PopulationStep:
         vgs = state.learners[0].vgs
         scales_steps = vgs is not None and vgs.enabled and vgs.apply_to == "update"
         # Masked once, for the averages and the optimizer.
-        grads = [torch.where(taken.unsqueeze(1), grad, 0) for grad in grads]
+        memory = statistics.gradients if statistics is not None and state.blocks == [statistics.keys] else None
+        zero = self._zero
+        if memory is None:
+            grads = [torch.where(taken.unsqueeze(1), grad, zero) for grad in grads]
+        else:
+            grads = [torch.where(taken.unsqueeze(1), grads[0], zero, out=memory)]
         if statistics is not None and vgs is not None and vgs.enabled:
             assert self.scaling is not None
             by_name = state.by_name(grads)
-            are_joint = state.blocks == [statistics.keys]
             factor = vgs_step(
                 statistics,
                 [by_name.get(key) for key in statistics.keys],
                 self.scaling,
                 taken & (norm < HUGE),
-                joint=grads[0] if are_joint else None,
+                joint=memory,
             )
             if vgs.apply_to == "gradient":
                 scaled, scale = norm * factor, factor
