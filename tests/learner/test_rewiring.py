@@ -237,6 +237,7 @@ def test_states_with_impossible_moments_are_no_error(of):
     shape, largest = model.moments.shape, 0.99e150
     made = {"zeros": np.zeros(shape), "ones": np.ones(shape), "signs": rng.choice([-1.0, 1.0], shape)}
     model.moments = largest * made.get(of, rng.normal(size=shape).clip(-1, 1))
+    model.recent[0] |= {"moments": model.moments.T.copy(), "starts": np.full((2, 4), -largest)}
     check("model", model.state_dict(), model.rule())
     assert len(model.match(world.starts)) <= 2
 

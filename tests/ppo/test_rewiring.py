@@ -11,6 +11,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from driftproof.nn.types import Rewiring
+from driftproof.pbt.member import Trainee
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import CheckpointError, compare
 
@@ -139,6 +140,8 @@ def test_all_that_belongs_to_the_weights_is_reordered(trying):
     world, good = trying.learner.drift_response.archive
     order, signs = torch.from_numpy(Plant.order), torch.from_numpy(Plant.signs)
     assert torch.equal(world["observations"][""]["mean"], good["observations"][""]["mean"][order] * signs)
+    squares = [each["model"]["moments"].diagonal()[1 + 3 : 1 + 3 + 3] for each in (world, good)]
+    assert torch.equal(squares[0], squares[1][order]), "of the model of transitions"
     weight = "actor_core.recurrence.weight_ih_l0" if trying.policy.is_recurrent else "actor_network.0.weight"
     for part in ("policy", "initial_weights"):
         assert torch.equal(world[part][weight], (good[part][weight][:, order] * signs).float())
@@ -154,7 +157,7 @@ def test_resume_in_the_middle_of_the_trial_equals_uninterrupted(trained, trying)
 def test_another_agent_takes_a_trial_over(trying):
     other = agent_in("sensors", type(trying.policy), seed=1, init_decay=0.01)
     other.learn(UPDATE, log_interval=None)
-    other.set_parameters(trying.get_parameters())
+    Trainee(other, 1).inherit(trying.get_parameters(), "v2_full_parameters", {})
     assert other.learner.drift_response.metrics()["drift/trial"] == 1
     assert not compare(told(trying)["drift_response"], told(other)["drift_response"])
     other.learn(UPDATE, log_interval=None, reset_num_timesteps=False)

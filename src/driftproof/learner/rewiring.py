@@ -258,7 +258,7 @@ class _Score:
             mean, square = self.first
             distance = gains**2 * square[where] - 2 * gains * mean[where] * self.starts.mean + self.starts.mean**2
             score = score + np.log1p(np.maximum(distance, 0) / self.starts.variance).sum(-1)
-        return np.where(np.isfinite(score), score, np.inf)
+        return score
 
 
 def _moves(count: int, signs: bool) -> tuple[Indices, Array]:

@@ -134,9 +134,6 @@ class AdaptedPolicy(ActorCriticPolicy):
         arguments = self._get_constructor_parameters()
         return type(self)(**{name: value for name, value in arguments.items() if name != "lr_schedule"})
 
-    def wiring(self) -> None:
-        """``None``: which layers read observations is unknown, so that nothing can be reordered."""
-
     def last_parameters(self) -> list[nn.Parameter]:
         """Parameters of the last layers, and of the spread of actions."""
         parameters = [*self.action_net.parameters(), *self.value_net.parameters()]
