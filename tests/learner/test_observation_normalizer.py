@@ -101,6 +101,18 @@ def test_a_new_scale_is_learned_within_the_memory(rng):
     np.testing.assert_allclose(normalizer.moments[""].std / before, 3.0, rtol=0.15)
 
 
+def test_a_scale_shrinks_only_after_a_change_of_the_world(rng):
+    """Observations of a policy that keeps still are smaller, and its inputs must not be amplified for that."""
+    normalizer = ObservationNormalizer(VECTOR, memory=2000)
+    observe(normalizer, 100, rng)
+    before = normalizer.moments[""].std
+    observe(normalizer, 300, rng, gain=0.3)
+    np.testing.assert_allclose(normalizer.moments[""].std / before, 1.0, rtol=0.02)
+    normalizer.forget()
+    observe(normalizer, 400, rng, gain=0.3)
+    np.testing.assert_allclose(normalizer.moments[""].std / before, 0.3, rtol=0.15)
+
+
 def test_sensors_of_a_usual_scale_stay_exactly_as_they_are(rng):
     """Before it is decided what to normalise to, and then."""
     normalizer = ObservationNormalizer(VECTOR)
@@ -135,7 +147,7 @@ def test_drifted_sensors_are_mapped_back_to_what_they_were(rng, unit):
         return normalized(torch.from_numpy(np.float32(probe * gain + offset)), normalizer.moments)
 
     before = shown(unit, 0.0)
-    gain, offset = np.array([3.0, 0.5, 2.0]) * unit, np.array([4.0, -2.0, 5.0]) * unit
+    gain, offset = np.array([3.0, 1.5, 2.0]) * unit, np.array([4.0, -2.0, 5.0]) * unit
     observe(normalizer, 400, rng, offset=offset, gain=gain)
     assert normalizer.metrics()["drift/anchor_moves"] >= 1
     np.testing.assert_allclose(shown(gain, offset), before, atol=0.4 * before.std(0).max())

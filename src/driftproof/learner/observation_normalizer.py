@@ -74,6 +74,8 @@ class AnchoredStatistics:
         """The last shift, and how many more observations decide whether to keep it."""
         self.misfit, self.former_misfit = 0.0, 0.0
         self.shifts, self.undone = 0, 0
+        self.free = 0
+        """Observations for which the scale may shrink, too."""
 
     @property
     def std(self) -> Array:
@@ -161,7 +163,11 @@ class AnchoredStatistics:
         moved = difference.mean(0)
         if self.is_fixed and self._is_settled:
             # Episodes begin as before, so that the policy has moved the mean, not the sensors.
-            self.variance = (1 - weight) * self.variance + weight * (difference**2).mean(0)
+            # Nor has a scale shrunk because the policy keeps still; following it would make the policy restless.
+            square = (difference**2).mean(0)
+            follows = (square > self.variance) | (self.free > 0)
+            self.variance = np.where(follows, (1 - weight) * self.variance + weight * square, self.variance)
+            self.free = max(self.free - len(observations), 0)
             return
         self.mean = self.mean + weight * moved
         between = weight * (1 - weight) * moved**2
@@ -169,7 +175,7 @@ class AnchoredStatistics:
 
     def forget(self) -> None:
         """Let new observations count more: as if only a tenth of the memory were filled."""
-        self.count = min(self.count, self.memory / 10)
+        self.count, self.free = min(self.count, self.memory / 10), 3 * self.memory
 
     def _judge(self, observations: Array) -> None:
         """Undo a shift if what follows fits the former mean better: episodes begin elsewhere, sensors are the same."""
@@ -221,7 +227,7 @@ class AnchoredStatistics:
 
 _ARRAYS = ("mean", "variance", "start_mean", "start_variance", "recent", "shift", "target_mean", "target_std")
 _NUMBERS = ("count", "start_count", "start_weight", "misfit", "former_misfit")
-_COUNTS = ("on_trial", "shifts", "undone", "is_fixed")
+_COUNTS = ("on_trial", "shifts", "undone", "is_fixed", "free")
 
 
 class ObservationNormalizer:
