@@ -84,3 +84,19 @@ def test_kernels_of_the_recurrence_multiply_in_that_precision(mixed_precision, p
     monkeypatch.setattr(fused, "run", lambda *arguments: (seen.append(arguments[-1]), run(*arguments))[1])
     VectorizedPopulation(lambda member: make(member, mixed_precision=mixed_precision), 2).learn(1)
     assert set(seen) == {products}
+
+
+def test_a_step_of_acting_equals_that_of_single_agents():
+    agents = [make(member) for member in range(3)]
+    policy = PopulationState([each.learner for each in agents]).policy
+    observation, state = torch.randn(3, 5, 4, device=DEVICE), policy.initial_state(5)
+    singles = [each.policy.initial_state(5) for each in agents]
+    with torch.no_grad():
+        for _ in range(3):
+            together = policy.step(observation, state)
+            for member, each in enumerate(agents):
+                alone = each.policy.stepper()(observation[member], singles[member])
+                torch.testing.assert_close(together.parameters[member], alone.parameters, rtol=0, atol=1e-5)
+                torch.testing.assert_close(together.state.actor[1][member], alone.state.actor[1], rtol=0, atol=1e-5)
+                singles[member] = alone.state
+            state = together.state

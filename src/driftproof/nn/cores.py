@@ -194,6 +194,8 @@ class _TorchCore(Core):
             else:
                 new.append(self._cell(inputs, before, weights))
             inputs = new[-1][0]
+        if self.layers == 1:  # Without a copy.
+            return inputs, tuple(part.unsqueeze(-3) for part in new[0])
         return inputs, tuple(torch.stack(parts, -3) for parts in zip(*new, strict=True))
 
     def run(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
@@ -271,6 +273,11 @@ class LSTMCore(_TorchCore):
         return hidden, cell
 
     def _grouped_cell(self, input_gates: Tensor, hidden_gates: Tensor, state: State) -> State:
+        if input_gates.is_cuda and input_gates.dtype is hidden_gates.dtype is state[1].dtype:
+            # The kernel of torch.lstm_cell, which takes no groups: all their sequences are rows of one.
+            rows = (part.flatten(0, -2) for part in (input_gates, hidden_gates, state[1]))
+            hidden, cell, _ = torch.ops.aten._thnn_fused_lstm_cell(*rows)
+            return hidden.view(state[1].shape), cell.view(state[1].shape)
         return lstm_cell(input_gates + hidden_gates, state[1])
 
     def _biases(self, b_ih: Tensor, b_hh: Tensor) -> tuple[Tensor, Tensor | None]:
