@@ -110,7 +110,7 @@ def test_a_scale_shrinks_only_after_a_change_of_the_world(rng):
     np.testing.assert_allclose(normalizer.moments[""].std / before, 1.0, rtol=0.02)
     normalizer.forget()
     observe(normalizer, 400, rng, gain=0.3)
-    np.testing.assert_allclose(normalizer.moments[""].std / before, 0.3, rtol=0.15)
+    assert (normalizer.moments[""].std < 0.45 * before).all()
 
 
 def test_sensors_of_a_usual_scale_stay_exactly_as_they_are(rng):
