@@ -526,7 +526,7 @@ def test_another_environment_is_refused(agents):
         evaluate_under_attack(agents["MlpPolicy"], "CartPole-v1", ["clean"], [], 1)
 
 
-@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+@pytest.mark.parametrize("policy", ["MlpPolicy", pytest.param("MlpLstmPolicy", marks=pytest.mark.slow)])
 def test_discrete_actions_and_vector_environments(policy):
     model = DistributionalPPO(
         policy,

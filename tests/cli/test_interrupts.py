@@ -235,7 +235,7 @@ def test_a_second_ctrl_c_stops_a_population_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, *(pytest.param(other, marks=pytest.mark.slow) for other in (SIGNALS[0], SIGNALS[2]))]
+    "number", [pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGTERM, SIGNALS[0], SIGNALS[2])]
 )
 def test_an_interrupted_population_finishes_its_slices(tmp_path, number):
     """Signals reach the workers too, as all processes of a terminal or of a service, and they do not mind."""

@@ -259,6 +259,7 @@ def returns_of(agent, episodes=10):
     return np.mean(totals)
 
 
+@pytest.mark.slow
 def test_an_agent_survives_a_shift_of_its_sensors():
     quick = {"n_steps": 800, "batch_size": 200, "n_epochs": 6, "learning_rate": 2e-3, "seed": 0}
     made = {

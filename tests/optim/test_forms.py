@@ -31,6 +31,7 @@ def run(optimizer_class, shapes, foreach, steps, missing_rate=0.0, dtype=torch.f
 
 
 class TestFastFormEqualsReference:
+    @pytest.mark.parametrize("steps", [100, pytest.param(1000, marks=pytest.mark.slow)])
     @pytest.mark.parametrize("optimizer_class", OPTIMIZERS)
     @settings(max_examples=8)
     @given(
@@ -43,12 +44,12 @@ class TestFastFormEqualsReference:
         maximize=st.booleans(),
         capturable=st.booleans(),
     )
-    def test_over_a_thousand_steps(self, optimizer_class, shapes, split, missing_rate, **kwargs):
+    def test_over_many_steps(self, optimizer_class, shapes, split, missing_rate, steps, **kwargs):
         """Gradients do not depend on the parameters, so rounding can add up but not explode."""
         kwargs |= kwargs.pop("noise")
         split = min(split, len(shapes))
         results = [
-            values(run(optimizer_class, shapes, foreach, 1000, missing_rate, split=split, **kwargs)[0])
+            values(run(optimizer_class, shapes, foreach, steps, missing_rate, split=split, **kwargs)[0])
             for foreach in (None, False)
         ]
         assert_equal(*results, atol=1e-6, rtol=3e-6)

@@ -46,6 +46,7 @@ def test_processes_do_what_one_process_does(tmp_path):
     assert not differences, "\n".join(map(str, differences[:5]))
 
 
+@pytest.mark.slow
 def test_a_slow_member_blocks_nobody(tmp_path):
     runner = PBTRunner(config(), slow_zero, 8, tmp_path, backend=ProcessBackend(3))
     receive, order = runner._receive, []
@@ -71,7 +72,7 @@ def test_threads_are_divided(tmp_path):
     assert [member.performance for member in runner.scheduler.members] == [max(1, cores // workers)] * 3
 
 
-@pytest.mark.parametrize("backend", ["inline", ProcessBackend(1)])
+@pytest.mark.parametrize("backend", ["inline", pytest.param(ProcessBackend(1), marks=pytest.mark.slow)])
 def test_a_stopped_run_begins_no_more_slices(tmp_path, backend):
     """Of four members that wait for one place, one has trained when it is told to stop, and one may be training."""
     runner = PBTRunner(config(population_size=4), make_agent, 2, tmp_path, backend=backend)

@@ -171,7 +171,8 @@ def drive(folder, backend, updates=12):
 @pytest.mark.parametrize(
     ("backend", "kills"),
     [
-        *(("inline", 3), ("process", 1)),
+        ("process", 1),
+        pytest.param("inline", 3, marks=pytest.mark.slow),
         pytest.param("process", 6, marks=pytest.mark.slow),
         pytest.param("vectorized", 4, marks=pytest.mark.slow),
     ],

@@ -152,7 +152,7 @@ def test_resume_equals_uninterrupted(policy, after, stage, tmp_path):
     assert not differences, "\n".join(map(str, differences[:10]))
 
 
-@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+@pytest.mark.parametrize("policy", ["MlpPolicy", pytest.param("MlpLstmPolicy", marks=pytest.mark.slow)])
 def test_resume_in_the_middle_of_a_trial_equals_uninterrupted(policy, tmp_path):
     worlds = {0: "right", CHANGE: "wrong", AGAIN: "poor"}
     found, differences = cut_at(AGAIN + 2, worlds, AGAIN + 6, tmp_path, policy=policy)

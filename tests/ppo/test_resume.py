@@ -86,7 +86,7 @@ def test_resume_equals_uninterrupted(policy, normalize, continues, tmp_path):
         {"drift": True, "normalize": True},
         {"drift": True, "continues": True, "subproc": True},
         {"drift": "sync"},
-        {"drift": "async"},
+        pytest.param({"drift": "async"}, marks=pytest.mark.slow),
         {
             "settings": {
                 "kl_penalty": True,
