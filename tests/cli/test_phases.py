@@ -117,6 +117,21 @@ def test_the_observation_normalizer_follows_and_starts_every_phase_as_it_was():
     np.testing.assert_array_equal(mean_input(0), before)
 
 
+def test_environments_that_have_played_their_episodes_are_not_followed():
+    """``evaluate_policy`` says of each of their steps that an episode starts."""
+    agent = DistributionalPPO("MlpPolicy", "CartPole-v1", n_steps=128, seed=0, observation_normalizer=True).learn(1280)
+    player, statistics = Following(agent), agent.learner.normalizer.sensors
+    rng = np.random.default_rng(0)
+    before = statistics.start_mean.copy()
+    for step in range(50):
+        rows = np.float32(rng.normal(0, 0.03, (2, 4)) + (0.8 if step else 0.0))
+        player.predict(rows, None, np.array([True, step == 0]))
+    assert statistics.shifts == 0
+    np.testing.assert_allclose(statistics.start_mean, before, atol=0.01)
+    player.predict(rows, None, np.array([True, True]))
+    assert statistics.shifts == 1, "but the first observation of an episode counts"
+
+
 def test_mistakes_are_one_line(runs, capsys):
     said = error(capsys, "evaluate", "still", "--phases", "--runs-dir", runs)
     assert said.startswith("CartPole-v1 has no drift, and so no phases: leave out --phases, or give a drift, such as")

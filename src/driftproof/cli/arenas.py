@@ -182,9 +182,11 @@ class Following:
     def __init__(self, agent: DistributionalPPO) -> None:
         self._agent, self._normalizer = agent, agent.learner.normalizer
         self._state = None if self._normalizer is None else self._normalizer.state_dict()
+        self._started: Any = None
 
     def restart(self) -> None:
         """Undo what the normaliser has learned since."""
+        self._started = None
         if self._normalizer is not None and self._state is not None:
             self._normalizer.load_state_dict(self._state)
 
@@ -193,7 +195,12 @@ class Following:
     ) -> Any:
         """Like the agent's."""
         if self._normalizer is not None:
-            self._normalizer.observe(observation, episode_start)
+            # evaluate_policy leaves the flag set once an environment has played its episodes, and still acts there.
+            goes_on = ~(episode_start & self._started) if self._started is not None else episode_start | True
+            self._started = episode_start.copy()
+            if goes_on.any():
+                rows = {k: v[goes_on] for k, v in observation.items()} if isinstance(observation, dict) else None
+                self._normalizer.observe(observation[goes_on] if rows is None else rows, episode_start[goes_on])
         return self._agent.predict(observation, state, episode_start, deterministic)
 
 
