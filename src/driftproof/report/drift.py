@@ -288,10 +288,10 @@ def _phase_chart(run: Run, own: str, bundles: Sequence[Bundle]) -> Chart:
 def _phase_table(run: Run, bundles: Sequence[Bundle]) -> Table:
     rows = []
     for each in run.phases:
-        when = "training ended here" if each.is_last else "" if each.is_seen else "not seen"
-        told = f"{_drifted(each)}\n{when}" if when else _drifted(each)
-        rows.append([shortlist(each.phases), told, f"{number(each.score.mean)}\n{interval(each.score)}"])
-    return Table(titled("Phases", run, bundles), ["phase", "drift", "return"], rows, span=1)
+        when = " (training ended here)" if each.is_last else "" if each.is_seen else " (not seen)"
+        told = f"{shortlist(each.phases)}: {_drifted(each)}{when}"
+        rows.append([told, f"{number(each.score.mean)}\n{interval(each.score)}"])
+    return Table(titled("Phases", run, bundles), ["phase", "return"], rows, span=1)
 
 
 def _drifted(each: PhaseScore) -> str:
