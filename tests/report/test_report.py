@@ -308,7 +308,7 @@ class TestDrift:
             ("seen in training", [0], [100]),
             ("not seen", [2], [400]),
         ]
-        assert "<td>0, 2</td><td>length 0.5</td><td>100\n90 to 110</td>" in page.read_text()
+        assert "<td>0, 2: length 0.5</td><td>100\n90 to 110</td>" in page.read_text()
 
 
 def test_the_summary_tells_the_main_things(tmp_path):

@@ -202,8 +202,8 @@ def explained_variance(run: Evidence) -> Finding | None:
         f"explained variance {number(mean, 2)}, mean over the last quarter of training",
         f"at least {EXPLAINED:g}",
         "Advantages are then little more than returns: check that observations hold what returns depend on, raise "
-        "ppo.vf_coef or the learning rate. An agent that has solved its task gets returns that hardly vary, so that there "
-        "is nothing to explain; in markets returns are hardly predictable, and values near 0 are usual.",
+        "ppo.vf_coef or the learning rate. An agent that has solved its task gets returns that hardly vary, so that "
+        "there is nothing to explain; in markets returns are hardly predictable, and values near 0 are usual.",
         "critics",
         "Critics",
     )
