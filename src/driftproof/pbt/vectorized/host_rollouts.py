@@ -29,7 +29,7 @@ class HostRollouts:
     """Collects rollouts of all members in their own vector environments.
 
     Members form two halves: while environments of one step, the device infers the actions of the other. Observations
-    go to the device in one transfer per half and step, and actions come back in one.
+    and episode starts go to the device in one transfer each per half and step, and actions come back in one.
 
     Args:
         agents: The members' agents, each with its environments.
