@@ -2,8 +2,8 @@
 
     python -m tests.state.saver FOLDER
 
-For each step on its input it forks one that saves from this step on, and says each step after its save. It says the
-id of that process, and "dead" when the process is.
+For each step on its input it forks a process that saves from this step on and writes each step after its save. It
+writes the id of that process, and "dead" once the process has ended.
 """
 
 from __future__ import annotations
@@ -20,11 +20,16 @@ def tree(step: int) -> dict[str, torch.Tensor]:
     return {"step": torch.tensor(step), "weights": torch.full((50_000,), float(step))}
 
 
+def say(line: object) -> None:
+    """Write a line in one piece: `print` writes its newline apart with PYTHONUNBUFFERED, and may be killed between."""
+    os.write(sys.stdout.fileno(), f"{line}\n".encode())
+
+
 def save_for_ever(folder: str, step: int) -> None:
     store = CheckpointStore(folder, keep_last=3)
     while True:
         store.save(tree(step), step, score=float(-step))
-        print(step, flush=True)
+        say(step)
         step += 1
 
 
@@ -34,9 +39,9 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             save_for_ever(sys.argv[1], int(line))
-        print(f"process {child}", flush=True)
+        say(f"process {child}")
         os.waitpid(child, 0)
-        print("dead", flush=True)
+        say("dead")
 
 
 if __name__ == "__main__":
