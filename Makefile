@@ -11,7 +11,7 @@ test test-all test-busy: export OMP_NUM_THREADS := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-drift demo-plasticity test test-all test-busy test-gpu lint browser docs bench clean
+.PHONY: demo demo-drift demo-plasticity test test-all test-busy test-gpu lint browser docs site bench clean
 
 $(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -78,6 +78,11 @@ lint: $(INSTALLED)
 # The page of settings is made of the models.
 docs: $(CORE)
 	$(BIN)/python -m driftproof.config.page > docs/configuration.md
+
+# The documentation as a site that needs no network: open build/site/index.html.
+site: export NO_MKDOCS_2_WARNING := 1
+site: $(INSTALLED)
+	$(BIN)/mkdocs build --strict
 
 # A browser for the tests of the report, where one may be installed; the tests say so if there is none.
 browser:
