@@ -1,13 +1,12 @@
 """What the site adds to the pages in docs/: linked files of the repository, the API reference, and formulas.
 
-Pages in docs/ are written to be read on GitHub, too: they link to ``../examples/own_loop.py`` and write formulas as ``$…$``.
-On the site, every file outside docs/ that a page links to becomes a page under ``repository/``, each public package gets a page
-under ``api/``, and formulas become MathML, which browsers show without a script.
+Pages in docs/ are written to be read on GitHub, too: they link to ``../examples/own_loop.py`` and write formulas as
+``$…$``. On the site, every file outside docs/ that a page links to becomes a page under ``repository/``, each public
+package gets a page under ``api/``, and formulas become MathML, which browsers show without a script.
 """
 
 from __future__ import annotations
 
-import ast
 import html
 import posixpath
 import re
