@@ -549,7 +549,7 @@ def test_settings_of_the_agent_are_checked(wrong, error, message):
         ({"attack_policy": False, "attack_value": False}, "leave nothing to attack"),
         (
             {"epsilon_schedule": "linear", "epsilon_final": 0.0, "perturbation": PerturbationConfig(epsilon=0)},
-            "from an epsilon of 0 to one of 0",
+            "epsilon and epsilon_final are both 0",
         ),
     ],
     ids=str,
@@ -562,7 +562,7 @@ def test_bad_settings_are_refused(settings, message):
 
 
 def test_attacks_are_not_captured():
-    with pytest.raises(ValueError, match="cuda_graph=True cannot capture attacks"):
+    with pytest.raises(ValueError, match="cuda_graph=True cannot capture adversarial attacks"):
         attacked(arguments={"cuda_graph": True})
 
 

@@ -96,8 +96,8 @@ def test_switches():
         ({"vgs_betta": 0.5}, TypeError, "unexpected keyword argument 'vgs_betta'; did you mean 'vgs_beta'?"),
         ({"lerning_rate": 0.1}, TypeError, "'lerning_rate'; did you mean 'learning_rate'?"),
         ({"ent_coef_initial": 0.1}, TypeError, "'ent_coef_initial'; it is ent_coef"),
-        ({"twin_critics": True}, TypeError, r"'twin_critics'; it belongs into policy_kwargs: policy_kwargs=\{'twin"),
-        ({"sigma": 0.1}, TypeError, "'sigma'; it belongs into optimizer_kwargs"),
+        ({"twin_critics": True}, TypeError, r"'twin_critics'; it belongs in policy_kwargs: policy_kwargs=\{'twin"),
+        ({"sigma": 0.1}, TypeError, "'sigma'; it belongs in optimizer_kwargs"),
         ({"zzz": 0.1}, TypeError, "unexpected keyword argument 'zzz'"),
         (
             {"optimizer_class": "AdaptivUPGD"},

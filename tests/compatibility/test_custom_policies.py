@@ -217,7 +217,7 @@ def test_the_libraries_own_classes_mean_ours(given, expected):
         ({"cvar_alpha": 0.5}, "cvar_alpha=0.5 needs a policy of driftproof"),
         ({"env": World(spaces.Discrete(3, start=1))}, "needs actions that start at 0"),
         ({"policy_kwargs": {"net_arhc": [8]}}, "did you mean 'net_arch'"),
-        ({"policy_kwargs": {"num_quantiles": 8}}, "which CustomPolicy does not know"),
+        ({"policy_kwargs": {"num_quantiles": 8}}, "which is not an argument of CustomPolicy"),
         ({"value_clip_mode": "per_quantile", "clip_range_vf": 0.2}, "needs value_head='quantile'"),
     ],
 )

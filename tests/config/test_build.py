@@ -160,7 +160,11 @@ def test_settings_of_continuous_actions_are_refused_where_there_are_none(text, p
         ("optimizer.noise_beta", "optimizer_kwargs: {adaptive_noise: true}", "would have no effect"),
         ("vgs.beta", "vgs: false", "cannot change while the agent trains: variance_gradient_scaling is off"),
         ("adversary.epsilon", "", "cannot change while the agent trains: adversarial training is off"),
-        ("adversarial_ratio", "adversarial: true", "cannot change while the agent trains: it decides how minibatches"),
+        (
+            "adversarial_ratio",
+            "adversarial: true",
+            "cannot change while the agent trains: it determines how minibatches",
+        ),
         ("v_min", "", "it is built into the networks"),
         ("entropy_coef", "", "no hyper-parameter 'entropy_coef'; it is 'ent_coef'"),
         ("adversarial_epsilon", "adversarial: true", "it is 'adversary.epsilon'"),

@@ -186,7 +186,7 @@ def test_unknown_names_get_the_nearest_known(wrong, right):
         ("v_min", "built into the networks"),
         ("lstm_hidden_size", "built into the networks"),
         ("net_arch", "built into the networks"),
-        ("optimizer_class", "optimizers cannot load each other's states"),
+        ("optimizer_class", "an optimizer cannot load the state of another"),
         ("target_kl", "the agent was constructed without it"),
         ("cvar_alpha", "the agent was constructed without it"),
         ("ent_coef_min", "fixed when the agent is constructed"),

@@ -46,19 +46,21 @@ _SHAPE = "it determines the shape of rollouts and minibatches"
 
 @dataclass(frozen=True)
 class KLPenaltySettings:
-    """Settings of the PID controller of a KL penalty's coefficient."""
+    """Settings of the PID controller of the KL penalty's coefficient."""
 
     per_member: ClassVar[bool] = True
     target: float = argument(doc="Target KL divergence; 0.005 to 0.05.", above=0)
-    kp: float = setting(0.1, "Proportional gain. Larger: quicker, and noisier.", at_least=0)
-    ki: float = setting(0.4, "Integral gain. Larger: quicker to settle, until it oscillates.", at_least=0)
+    kp: float = setting(0.1, "Proportional gain. Larger reacts faster, and is noisier.", at_least=0)
+    ki: float = setting(0.4, "Integral gain. Larger settles faster; too large oscillates.", at_least=0)
     kd: float = setting(0.0, "Derivative gain.", at_least=0)
     max_coef: float = setting(
-        10.0, "Largest coefficient; it takes at most max_coef / ki updates to come down from it.", above=0
+        10.0,
+        "Largest coefficient. From there, the integral term needs at most max_coef / ki updates to return to 0.",
+        above=0,
     )
     init_coef: float = setting(0.0, "Coefficient of the first update.", at_least=0)
-    device: Device | None = argument(None, "Device of the state.")
-    members: int | None = argument(None, "Number of agents. None: one, with 0-dim numbers.", at_least=1)
+    device: Device | None = argument(None, "Device of the controller's state.")
+    members: int | None = argument(None, "Number of members. None: a single agent, with 0-dim tensors.", at_least=1)
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -67,17 +69,20 @@ class KLPenaltySettings:
 
 @dataclass(kw_only=True)
 class EntropySettings:
-    """Settings of the entropy coefficient over the course of training."""
+    """Schedule of the entropy coefficient over training."""
 
     per_member: ClassVar[bool] = True
-    ent_coef_final: float | None = setting(None, "Decay ent_coef linearly to this. None: constant.", at_least=0)
+    ent_coef_final: float | None = setting(
+        None, "Final value of a linear decay of ent_coef. None: constant.", at_least=0
+    )
     ent_coef_min: float = setting(0.0, "Lower bound of ent_coef, before and after a boost.", at_least=0)
     ent_coef_start: DecayStart = setting(
         "immediately", "When the decay starts: at once, or on a plateau of the mean return."
     )
     ent_plateau_patience: int | None = setting(
         None,
-        "Updates without better returns that count as a plateau. Larger: later, less sensitive to noise. None: 10.",
+        "Updates without a better mean return that count as a plateau. Larger: the decay starts later, and "
+        "noise triggers it less. None: 10.",
         at_least=1,
     )
     ent_boost_factor: float = setting(
@@ -94,7 +99,7 @@ class EntropySettings:
         if self.ent_coef_final is None and self.ent_coef_start == "plateau":
             raise _conflict(
                 "ent_coef_start",
-                'ent_coef_start="plateau" is the start of a decay: set ent_coef_final, the end of the decay',
+                'ent_coef_start="plateau" needs ent_coef_final: set it to the value at the end of the decay',
             )
         if self.ent_plateau_patience is not None and self.ent_coef_start != "plateau":
             raise _conflict(
@@ -113,9 +118,9 @@ class AgentSettings(EntropySettings, DriftSettings):
     per_member = False
     policy: str | type[DistributionalPolicy] = setting(
         "MlpLstmPolicy",
-        "Mlp for vectors, Cnn for images, MultiInput for dicts of observations; with an LSTM, a GRU, or feed-forward. "
-        "In Python also a class; one that derives from Stable-Baselines3's ActorCriticPolicy has its own "
-        "networks, and a critic that predicts one number.",
+        "Mlp for vectors, Cnn for images, MultiInput for Dict observations; with an LSTM, a GRU, or feed-forward. "
+        "In Python also a class; a subclass of Stable-Baselines3's ActorCriticPolicy keeps its own networks and its "
+        "scalar critic.",
         section="policy",
         key="name",
         form=PolicyName,
@@ -134,38 +139,38 @@ class AgentSettings(EntropySettings, DriftSettings):
     )
     n_steps: int | None = setting(
         None,
-        "Steps of every environment between updates. None: 128 with a recurrent policy, as RecurrentPPO has it, and "
-        "2048 without, as PPO.",
+        "Steps of every environment per rollout. None: 128 with a recurrent policy, as in RecurrentPPO, and 2048 "
+        "without, as in PPO.",
         at_least=1,
         changes_on_load=True,
         fixed=_SHAPE,
     )
     batch_size: int | None = setting(
         None,
-        "Samples in a minibatch, of whole sequences; the last one may be smaller, and one larger than the rollout "
-        "means all of it. Larger: steadier, and faster on the clock; 32 to 4096. None: 128 with a recurrent policy, 64 "
-        "without.",
+        "Samples per minibatch, in whole sequences; the last minibatch may be smaller, and a batch_size above the "
+        "rollout's size uses the whole rollout. Larger: less noisy gradients, and less time per update; 32 to 4096. "
+        "None: 128 with a recurrent policy, 64 without.",
         at_least=1,
         changes_on_load=True,
         fixed=_SHAPE,
     )
     n_epochs: int = setting(
         10,
-        "Passes over the rollout. More learn more from it, and change the policy more; 3 to 20.",
+        "Passes over each rollout. More passes learn more from it, and change the policy more; 3 to 20.",
         at_least=1,
         at_most=LARGE,
         is_hyperparameter=True,
     )
     gamma: float = setting(
         0.99,
-        "Discount. Closer to 1 looks further ahead; 0.9 to 0.999.",
+        "Discount factor. Closer to 1 looks further ahead; 0.9 to 0.999.",
         at_least=0,
         at_most=1,
         is_hyperparameter=True,
     )
     gae_lambda: float = setting(
         0.95,
-        "λ of generalised advantage estimation. Closer to 1: less bias, more noise; 0.9 to 1.",
+        "λ of generalised advantage estimation. Closer to 1: less bias, more variance; 0.9 to 1.",
         at_least=0,
         at_most=1,
         is_hyperparameter=True,
@@ -179,7 +184,7 @@ class AgentSettings(EntropySettings, DriftSettings):
     )
     clip_range_vf: float | Schedule | None = setting(
         None,
-        "Clip range of predicted returns, in their standard deviations; 0.1 to 1. None: not clipped.",
+        "Clip range of the value function, in standard deviations of returns; 0.1 to 1. None: no clipping.",
         above=0,
         at_most=LARGEST,
         is_hyperparameter=True,
@@ -189,16 +194,20 @@ class AgentSettings(EntropySettings, DriftSettings):
     )
     ent_coef: float = setting(
         0.0,
-        "Weight of the entropy. Larger explores more; 0 to 0.01.",
+        "Entropy coefficient of the loss. Larger explores more; 0 to 0.01.",
         at_least=0,
         at_most=LARGE,
         is_hyperparameter=True,
     )
     vf_coef: float = setting(
-        0.5, "Weight of the critics' loss; 0.25 to 1.", at_least=0, at_most=LARGE, is_hyperparameter=True
+        0.5,
+        "Value-function coefficient: weight of the critics' loss; 0.25 to 1.",
+        at_least=0,
+        at_most=LARGE,
+        is_hyperparameter=True,
     )
     max_grad_norm: float = setting(
-        0.5, "Gradients are clipped to this norm; 0.3 to 10.", above=0, at_most=LARGEST, is_hyperparameter=True
+        0.5, "Maximum norm of the gradient, by clipping; 0.3 to 10.", above=0, at_most=LARGEST, is_hyperparameter=True
     )
     use_sde: bool = setting(
         False,
@@ -207,14 +216,15 @@ class AgentSettings(EntropySettings, DriftSettings):
     )
     sde_sample_freq: int = setting(
         -1,
-        "For use_sde: steps between draws of the exploration matrices; 4 to 64. Fewer explore more, and less smoothly. "
-        "-1: once per rollout.",
+        "For use_sde: steps between samples of the exploration matrices; 4 to 64. Fewer explore more, and less "
+        "smoothly. -1: once per rollout.",
         at_least=-1,
         changes_on_load=True,
     )
     target_kl: float | None = setting(
         None,
-        "Target KL divergence of an update; 0.005 to 0.05. None: limited by clipping only.",
+        "Target KL divergence between the policies before and after an update; 0.005 to 0.05. None: only "
+        "clipping limits the change.",
         above=0,
         at_most=LARGEST,
         is_hyperparameter=True,
@@ -222,32 +232,33 @@ class AgentSettings(EntropySettings, DriftSettings):
     _: KW_ONLY
     sequence_length: int | None = setting(
         None,
-        "Steps of backpropagation through time; recurrent states carry over between sequences. Longer learns longer "
-        "dependencies, and is slower. 1 without recurrence. None: up to 128, and half of batch_size.",
+        "Steps of truncated backpropagation through time; the recurrent state carries over between sequences. "
+        "Longer learns longer dependencies, and is slower. 1 without recurrence. None: at most 128, and at most "
+        "half of batch_size.",
         at_least=1,
         changes_on_load=True,
         fixed=_SHAPE,
     )
     optimizer_class: str | type[Optimizer] = argument(
         DEFAULT_OPTIMIZER,
-        'The optimizer: "adaptive_upgd", "upgd", "upgdw", "adamw", "adam", "sgd", in any spelling ("AdaptiveUPGD"), or '
-        "a class.",
-        fixed="optimizers cannot load each other's states",
+        'Optimizer: "adaptive_upgd", "upgd", "upgdw", "adamw", "adam", "sgd", in any spelling ("AdaptiveUPGD"), or a '
+        "class.",
+        fixed="an optimizer cannot load the state of another",
     )
     optimizer_kwargs: Mapping[str, Any] | None = argument(
         None, "Arguments of the optimizer. An lr among them replaces learning_rate."
     )
     variance_gradient_scaling: bool | None = argument(
-        None, "Scale gradients down when they are mostly noise. None: yes."
+        None, "Variance gradient scaling: scale gradients down when they are mostly noise. None: yes."
     )
     vgs_kwargs: Mapping[str, Any] | None = argument(None, "Arguments of driftproof.optim.VarianceGradientScaler.")
     value_clip_mode: ClipMode | None = setting(
-        None, "Which part of a predicted distribution clip_range_vf bounds. None: mean_only.", section="critic"
+        None, "What clip_range_vf clips in the predicted distribution. None: mean_only.", section="critic"
     )
     cvar_alpha: float | None = setting(
         None,
-        "Advantages from the CVaR, the mean of this worst share of predicted returns. Smaller is more risk-averse; "
-        "0.05 to 0.5. None: from the mean of all.",
+        "Compute advantages from the CVaR of the predicted returns, the mean of their worst share of this size. "
+        "Smaller is more risk-averse; 0.05 to 0.5. None: from the mean.",
         above=0,
         at_most=1,
         section="critic",
@@ -255,39 +266,40 @@ class AgentSettings(EntropySettings, DriftSettings):
     )
     return_scale_decay: float = setting(
         0.9,
-        "Decay per update of the running scale of returns. Larger is steadier, and slower to follow.",
+        "Decay per update of the running mean and standard deviation of returns. Larger is steadier, and adapts "
+        "more slowly.",
         at_least=0,
         below=1,
         section="critic",
     )
     kl_stop: StopMode | None = setting(
         "absolute",
-        "How target_kl stops an update early: at the first minibatch above 1.5 times the target, after several in a "
-        "row, at a share of them, or never (None).",
+        "When an update stops early: at the first minibatch whose KL exceeds 1.5 * target_kl (absolute), after "
+        "several in a row (consecutive), when a share of all minibatches exceed it (fraction), or never (None).",
     )
-    kl_stop_patience: int | None = setting(None, "Minibatches in a row, for kl_stop consecutive. None: 3.", at_least=1)
+    kl_stop_patience: int | None = setting(None, "For kl_stop consecutive: minibatches in a row. None: 3.", at_least=1)
     kl_stop_fraction: float | None = setting(
-        None, "Share of the minibatches, for kl_stop fraction. None: 0.25.", at_least=0, below=1
+        None, "For kl_stop fraction: share of the minibatches. None: 0.25.", at_least=0, below=1
     )
     kl_penalty: bool | Mapping[str, float] = setting(
         False,
-        "Add the KL divergence to the loss, with a coefficient controlled to keep it at target_kl; True, or "
+        "Add the KL divergence to the loss; a PID controller sets its coefficient to keep it at target_kl. True, or "
         "settings of the controller: {kp: 0.1, ki: 0.4, kd: 0, max_coef: 10, init_coef: 0}.",
         form=bool | KLPenaltySettings,
     )
     adversarial: AdversarySettings | None = argument(
-        None, "Train against perturbed observations: driftproof.adversarial.SAPPOConfig. Not with cuda_graph."
+        None, "Adversarial training on perturbed observations: driftproof.adversarial.SAPPOConfig. Not with cuda_graph."
     )
     skip_limit: int = setting(
         10,
-        "Consecutive minibatches with a loss or gradient that is not finite after which training stops.",
+        "Training stops with an error after this many consecutive minibatches with a NaN or infinite loss or gradient.",
         at_least=1,
         changes_on_load=True,
     )
     cuda_graph: bool = setting(False, "Capture the optimizer step in a CUDA graph. Needs device cuda.")
     mixed_precision: bool = setting(False, "Run the networks in bfloat16. Needs device cuda.")
     stats_window_size: int = setting(
-        100, "Recent episodes that are averaged in the log.", at_least=1, section="run", changes_on_load=True
+        100, "Number of recent episodes that the log averages over.", at_least=1, section="run", changes_on_load=True
     )
     tensorboard_log: str | os.PathLike[str] | None = argument(
         None, "Folder for TensorBoard's logs.", changes_on_load=True
@@ -298,19 +310,21 @@ class AgentSettings(EntropySettings, DriftSettings):
         "too, as in Stable-Baselines3.",
         changes_on_load=True,
     )
-    verbose: int = argument(0, "0: nothing, 1: progress, 2: more.", at_least=0, changes_on_load=True)
-    seed: int | None = argument(None, "Seed of all random numbers.", at_least=0, changes_on_load=True)
+    verbose: int = argument(0, "Output: 0 none, 1 info, 2 debug.", at_least=0, changes_on_load=True)
+    seed: int | None = argument(None, "Seed of all random number generators.", at_least=0, changes_on_load=True)
     device: Device = argument("auto", 'Device of the networks: "auto", "cpu", "cuda".')
-    _init_setup_model: bool = argument(True, "False: networks are built later, by _setup_model().")
+    _init_setup_model: bool = argument(True, "False: build the networks later, with _setup_model().")
     vgs_enabled: bool | None = argument(None, "Alias of variance_gradient_scaling.")
-    vgs_beta: float | None = argument(None, "beta in vgs_kwargs, by its name in configurations; so are those below.")
-    vgs_alpha: float | None = argument(None, "alpha in vgs_kwargs.")
-    vgs_eps: float | None = argument(None, "eps in vgs_kwargs.")
-    vgs_warmup_steps: int | None = argument(None, "warmup_steps in vgs_kwargs.")
-    vgs_min_scaling_factor: float | None = argument(None, "min_scaling_factor in vgs_kwargs.")
-    vgs_variance_cap: float | None = argument(None, "variance_cap in vgs_kwargs.")
-    vgs_statistic: str | None = argument(None, "statistic in vgs_kwargs.")
-    vgs_apply_to: str | None = argument(None, "apply_to in vgs_kwargs.")
+    vgs_beta: float | None = argument(
+        None, "Same as beta in vgs_kwargs, under its name in configuration files; likewise the vgs_ arguments below."
+    )
+    vgs_alpha: float | None = argument(None, "Same as alpha in vgs_kwargs.")
+    vgs_eps: float | None = argument(None, "Same as eps in vgs_kwargs.")
+    vgs_warmup_steps: int | None = argument(None, "Same as warmup_steps in vgs_kwargs.")
+    vgs_min_scaling_factor: float | None = argument(None, "Same as min_scaling_factor in vgs_kwargs.")
+    vgs_variance_cap: float | None = argument(None, "Same as variance_cap in vgs_kwargs.")
+    vgs_statistic: str | None = argument(None, "Same as statistic in vgs_kwargs.")
+    vgs_apply_to: str | None = argument(None, "Same as apply_to in vgs_kwargs.")
 
     def __post_init__(self) -> None:
         EntropySettings.__post_init__(self)
@@ -329,14 +343,16 @@ class AgentSettings(EntropySettings, DriftSettings):
             check_names("kl_penalty", self.kl_penalty, known, "KLPenalty")
             KLPenaltySettings(target=1.0, **dict[str, Any](self.kl_penalty))
         if self.has_kl_penalty and self.target_kl is None:
-            raise _conflict("kl_penalty", "kl_penalty needs target_kl")
+            raise _conflict("kl_penalty", "kl_penalty needs target_kl: set it, for example to 0.02")
         if self.adversarial is not None and self.cuda_graph:
-            raise _conflict("cuda_graph", "cuda_graph=True cannot capture attacks: leave out cuda_graph or adversarial")
+            raise _conflict(
+                "cuda_graph", "cuda_graph=True cannot capture adversarial attacks: remove cuda_graph or adversarial"
+            )
         if self.ent_coef < self.ent_coef_min:
             raise _conflict(
                 "ent_coef",
                 f"ent_coef {self.ent_coef!r} is below ent_coef_min {self.ent_coef_min!r}, which would replace it: "
-                "raise the one or lower the other",
+                "raise ent_coef or lower ent_coef_min",
             )
 
     @property
@@ -364,12 +380,12 @@ class AgentSettings(EntropySettings, DriftSettings):
             return f"it is {_EARLIER[name]}"
         for holder, names in {"policy_kwargs": settings_of(PolicySettings), "optimizer_kwargs": OPTIONS}.items():
             if name in names:
-                return f"it belongs into {holder}: {holder}={{{name!r}: ...}}"
-        return did_you_mean(name, settings_of(AgentSettings), "see its documentation for those that it has")
+                return f"it belongs in {holder}: {holder}={{{name!r}: ...}}"
+        return did_you_mean(name, settings_of(AgentSettings), "see its documentation for the valid arguments")
 
 
 def _conflict(name: str, message: str) -> ArgumentError:
-    """Error for a setting that conflicts with others."""
+    """Return the error for a setting that conflicts with others."""
     return ArgumentError(message, name)
 
 
@@ -382,10 +398,10 @@ _EARLIER = {
     "kl_exceed_stop_fraction": "kl_stop='fraction' with kl_stop_fraction",
     **dict.fromkeys(
         ("rollout_buffer_class", "rollout_buffer_kwargs"),
-        "not replaceable: rollouts are tensors cut into sequences; read them through model.rollout_buffer",
+        "not supported: the rollout buffer is fixed; read its contents through model.rollout_buffer",
     ),
 }
-"""Arguments of the earlier system and of Stable-Baselines3, and their present names."""
+"""Arguments of the earlier system and of Stable-Baselines3, and their names here."""
 
 HYPERPARAMETERS = {name: each for name, each in settings_of(AgentSettings).items() if each.about.is_hyperparameter}
-"""Settings of the agent that may change while it trains."""
+"""Settings of the agent that may change during training."""

@@ -1,4 +1,4 @@
-"""How rollouts are cut into sequences and minibatches. Imports no torch: configurations are checked with it."""
+"""Split of rollouts into sequences and minibatches. Imports no torch: checks of configurations use it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ STEPS_AND_BATCH = {False: (2048, 64), True: (128, 128)}
 
 
 class Batches(NamedTuple):
-    """A rollout of ``n_steps * n_envs`` samples, cut into minibatches of whole sequences.
+    """A rollout of ``n_steps * n_envs`` samples, split into minibatches of whole sequences.
 
     Attributes:
-        sequence_length: Steps that stay together. The last sequence of an environment may be shorter.
+        sequence_length: Consecutive steps per sequence. The last sequence of an environment may be shorter.
         per_batch: Sequences in a minibatch. The last minibatch may have fewer.
-        per_epoch: Minibatches that make up the rollout.
+        per_epoch: Minibatches per pass over the rollout.
         sequences: Sequences in the rollout.
     """
 
@@ -29,14 +29,14 @@ class Batches(NamedTuple):
 
 
 def cut(n_steps: int, n_envs: int, batch_size: int, sequence_length: int | None, is_recurrent: bool) -> Batches:
-    """How a rollout is cut.
+    """Compute the split of a rollout.
 
     Args:
         n_steps: Steps of every environment.
         n_envs: Environments.
-        batch_size: Samples in a minibatch; one that is larger than the rollout means all of it.
-        sequence_length: Steps through which gradients flow; ``None``: at most 128 and half of ``batch_size``, in
-            about equal parts.
+        batch_size: Samples per minibatch; if larger than the rollout, one minibatch holds all of it.
+        sequence_length: Steps through which gradients flow; ``None``: at most 128 and half of ``batch_size``, in parts
+            of about equal length.
         is_recurrent: Whether the policy has a recurrent core; without one, every step is a sequence.
 
     Raises:
@@ -49,7 +49,8 @@ def cut(n_steps: int, n_envs: int, batch_size: int, sequence_length: int | None,
     elif is_recurrent and sequence_length is not None:
         if sequence_length > n_steps:
             raise ValueError(
-                f"sequence_length={sequence_length} is longer than the rollout of n_steps={n_steps}: use at most that"
+                f"sequence_length={sequence_length} is longer than the rollout of n_steps={n_steps}: use at most "
+                f"{n_steps}"
             )
         length = int(sequence_length)
     sequences = _ceil(n_steps, length) * n_envs
@@ -58,7 +59,7 @@ def cut(n_steps: int, n_envs: int, batch_size: int, sequence_length: int | None,
 
 
 def truncation(n_steps: int, n_envs: int, batch_size: int, batches: Batches) -> str | None:
-    """Warning for a ``batch_size`` that makes the last minibatch smaller than the others; ``None`` if it does not."""
+    """Warning that the last minibatch is smaller than the others; ``None`` if all have the same size."""
     samples = n_steps * n_envs
     whole = batches.sequences // batches.per_batch
     rest = batches.sequences % batches.per_batch
@@ -77,7 +78,7 @@ def truncation(n_steps: int, n_envs: int, batch_size: int, batches: Batches) -> 
 
 
 def _default_length(n_steps: int, longest: int) -> int:
-    """A divisor of ``n_steps`` if one is not much shorter; otherwise about equal parts, of which the last is padded."""
+    """Return a divisor of ``n_steps`` near ``longest``, or else a length that gives about equal parts."""
     divisors = [length for length in range(_ceil(longest, 2), longest + 1) if n_steps % length == 0]
     return divisors[-1] if divisors else _ceil(n_steps, _ceil(n_steps, longest))
 

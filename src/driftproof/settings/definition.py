@@ -1,8 +1,8 @@
 """Definitions of settings: dataclasses whose fields have type, default, bounds and documentation.
 
-A field made by :func:`setting` is the one place where a setting is defined. Constructors take their signature from a
-definition (:func:`takes`), values are checked against it (:func:`check_values`), and :mod:`driftproof.config` makes
-sections of configurations, their JSON Schema and their documentation from it. Nothing here needs torch.
+A field created by :func:`setting` is the only definition of that setting. Constructors take their signature from a
+definition (:func:`takes`), :func:`check_values` checks values against it, and :mod:`driftproof.config` derives the
+configuration sections, their JSON Schema and their documentation from it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Given = TypeVar("Given")
 Kind = TypeVar("Kind", bound=type[Any])
 
 LARGE = 1e6
-"""Upper bound of numbers that act on networks: larger ones are mistakes."""
+"""Upper bound of numbers used in training; larger values are mistakes."""
 LARGEST = 1e15
-"""Upper bound of numbers that only bound others."""
+"""Upper bound of settings that are bounds themselves."""
 MOST_UNITS = 2**16
-"""Upper bound of sizes: a typo, or a file from elsewhere, must not exhaust memory or processes."""
+"""Upper bound of sizes, so that a typo or an untrusted file cannot exhaust memory or processes."""
 _NOT_SET: Any = object()
 _WIDTH = 116
 
@@ -43,15 +43,15 @@ class Metadata:
     Attributes:
         doc: Effect, direction and typical values, in one or two sentences.
         bounds: Arguments of :func:`driftproof._arguments.check_number`.
-        section: Section of configurations; ``None``: that of the definition.
-        key: Its name there; ``None``: its own name.
-        form: Its type there, where it is not that of the constructor.
-        file_default: Its default there, where it is not that of the constructor.
-        in_files: Whether configurations have it.
-        is_hyperparameter: Whether it may change while an agent trains, so that populations can search it.
+        section: Section of the configuration file; ``None``: the definition's section.
+        key: Name in the configuration file; ``None``: the same as in Python.
+        form: Type in the configuration file, if it differs from the constructor's.
+        file_default: Default in the configuration file, if it differs from the constructor's.
+        in_files: Whether configuration files have this setting.
+        is_hyperparameter: Whether it may change during training, so that population-based training can search it.
         changes_on_load: Whether ``load(path, name=...)`` may change the checkpoint's value.
-        fixed: Why it cannot change while an agent trains, if there is a particular reason.
-        check: Returns the value, or the normal form of it, or raises a ``ValueError``.
+        fixed: Why it cannot change during training, if there is a particular reason.
+        check: Function that returns the value in its normal form, or raises a ``ValueError``.
         pattern: Regular expression in the JSON Schema, for editors.
     """
 
@@ -77,7 +77,7 @@ class Setting:
         name: Name in Python.
         type: Type in Python.
         default: Default; ``dataclasses.MISSING`` without one.
-        about: Everything else.
+        about: Documentation, bounds and other metadata.
     """
 
     name: str
@@ -92,17 +92,17 @@ class Setting:
 
     @property
     def has_file_default(self) -> bool:
-        """Whether configurations have another default than constructors."""
+        """Whether the default in configuration files differs from the constructor's."""
         return self.about.file_default is not _NOT_SET
 
     @property
     def is_optional(self) -> bool:
-        """Whether ``None`` is a value."""
+        """Whether ``None`` is a valid value."""
         return type(None) in alternatives(self.type)
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether it may be a function of the remaining progress."""
+        """Whether a schedule, a function of the remaining progress, is a valid value."""
         return Schedule in alternatives(self.type)
 
     @property
@@ -116,7 +116,7 @@ class Setting:
         Args:
             value: Value to check.
             name: Name in messages; ``None``: the setting's name.
-            per_member: Whether a number may be one per member, in a tensor.
+            per_member: Whether a tensor with one number per member is valid too.
         """
         name = self.name if name is None else name
         kinds = alternatives(self.type)
@@ -155,12 +155,12 @@ def setting(
     at_most: float | None = None,
     **more: Any,
 ) -> T:
-    """A field of a definition.
+    """Define a setting: a field of a definition.
 
     Args:
         default: Default; without one, the argument is required.
         doc: Effect, direction and typical values. ``None``, ``True`` and ``False`` become YAML's in configurations.
-        factory: Creates the default, where it is mutable.
+        factory: Function that creates a mutable default.
         at_least: Smallest value.
         above: Exclusive lower bound.
         below: Exclusive upper bound.
@@ -179,12 +179,12 @@ def setting(
 
 
 def argument(default: T = _NOT_SET, doc: str = "", **more: Any) -> T:
-    """A field of a definition that constructors have, but not configurations."""
+    """Define a setting that constructors have, but configuration files do not."""
     return setting(default, doc, in_files=False, **more)
 
 
 def settings_of(definition: type[Any]) -> Mapping[str, Setting]:
-    """All settings of a definition by name, in the order of its constructor."""
+    """Return all settings of a definition by name, in the order of the constructor's arguments."""
     known: Mapping[str, Setting] = _settings_of(definition)  # type: ignore[arg-type]
     return known
 
@@ -211,7 +211,7 @@ def defaults_of(definition: type[Any]) -> dict[str, Any]:
 
 
 def check_values(given: Any) -> None:
-    """Raise an error that names the first wrong value of an instance of a definition."""
+    """Raise an error that names the first invalid value of a definition's instance."""
     for name, each in settings_of(type(given)).items():
         each.check(getattr(given, name), per_member=getattr(given, "per_member", False))
 
@@ -223,7 +223,7 @@ def check_names(place: str, given: Iterable[str], known: Iterable[str], owner: s
         place: Argument that holds these names.
         given: The names.
         known: Valid names.
-        owner: Class that has them, for messages.
+        owner: Class that takes these names, for messages.
 
     Raises:
         TypeError: A name is unknown.
@@ -231,13 +231,13 @@ def check_names(place: str, given: Iterable[str], known: Iterable[str], owner: s
     known = list(known)
     for name in given:
         if name not in known:
-            raise TypeError(f"{place} has {name!r}, which {owner} does not know; {did_you_mean(name, known)}")
+            raise TypeError(f"{place} has {name!r}, which is not an argument of {owner}; {did_you_mean(name, known)}")
 
 
 def takes(
     definition: Callable[P, Given],
 ) -> Callable[[Callable[[Any, Given], None]], Callable[Concatenate[Any, P], None]]:
-    """Decorator that gives an ``__init__`` the signature of a definition; it receives a checked instance.
+    """Decorator that gives an ``__init__`` the signature of a definition and passes it a checked instance.
 
     Type checkers, editors and ``inspect.signature`` see every argument with its type and default.
     """
@@ -278,6 +278,6 @@ def documented(definition: type[Any]) -> Callable[[Kind], Kind]:
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union, or the only one."""
+    """The types of a union, or the type itself in a tuple."""
     is_union = get_origin(annotation) in (Union, types.UnionType)
     return get_args(annotation) if is_union else (annotation,)

@@ -1,4 +1,4 @@
-"""Settings of the drift kit: parts of the agent that keep it learning when its world changes."""
+"""Settings of the drift kit: parts of the agent that keep it learning when the environment changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KIT: dict[str, tuple[Any, Any]] = {
 _RECURRENT = ("exploration_floor", "layer_norm")
 """Parts that recurrent policies have without the kit, too: they learn faster with them."""
 BEFORE: dict[str, Any] = {"drift_kit": False, **{name: _KIT[name][1] for name in _RECURRENT}}
-"""Settings of agents from before there was a kit, which have none of its parts."""
+"""Settings of agents saved before the kit existed: every part is off."""
 
 
 _OF_PART = {
@@ -32,37 +32,38 @@ _OF_PART = {
     "drift_threshold": "drift_alarm",
     **dict.fromkeys(("drift_patience", "drift_exploration", "drift_worlds"), "drift_response"),
 }
-"""Settings that have an effect only with a part."""
+"""Settings that have an effect only if a part is on, with the name of that part."""
 
 
 @dataclass(kw_only=True)
 class DriftSettings:
-    """Parts that keep an agent learning when its world changes; ``drift_kit`` switches all of them."""
+    """Parts that keep an agent learning when the environment changes; ``drift_kit`` switches all of them on or off."""
 
     drift_kit: bool = setting(
         False,
-        "Keep learning when the world changes: switches on every part below that is None.",
+        "Keep learning when the environment changes: switches on every part below that is None.",
         section="drift",
     )
     observation_normalizer: bool | None = setting(
         None,
-        "Normalise observations by statistics that forget and follow shifts of the sensors; see normalizer_memory. "
-        "None: as drift_kit.",
+        "Normalise observations with exponentially decaying statistics, which follow shifts of the sensors; see "
+        "normalizer_memory. None: as drift_kit.",
         section="drift",
     )
     normalizer_memory: int = setting(
         20_000,
-        "Steps that the normaliser's mean and scale remember. Fewer: follows sooner, noisier; 5,000 to 100,000.",
+        "Time constant of the normaliser's mean and scale, in steps. Shorter adapts faster, and is noisier; "
+        "5,000 to 100,000.",
         at_least=100,
         section="drift",
     )
 
     exploration_floor: float | None = setting(
         None,
-        "Weight of the divergence from a policy that still explores, whose gradient, unlike that of the entropy, does "
-        "not vanish at certainty; 0.001 to 0.03. Discrete actions: KL(uniform‖policy); a Box: means outside of the "
-        "bounds and standard deviations below 10% of half its extent. None: 0.003 with a recurrent policy, else as "
-        "drift_kit.",
+        "Weight of a loss that keeps the policy exploring; unlike the entropy's, its gradient does not vanish when "
+        "the policy becomes deterministic; 0.001 to 0.03. Discrete actions: KL(uniform‖policy). Box actions: "
+        "penalises means outside of the bounds, and standard deviations below 10% of half the range. None: 0.003 "
+        "with a recurrent policy, else as drift_kit.",
         at_least=0,
         at_most=LARGE,
         section="drift",
@@ -70,22 +71,22 @@ class DriftSettings:
     )
     layer_norm: bool | None = setting(
         None,
-        "Layer normalisation without parameters before each activation, and of the output of a recurrent core or a "
-        "CNN: units cannot saturate. None: yes with a recurrent policy, else as drift_kit.",
+        "Layer normalisation without parameters before each activation, and on the output of a recurrent core or a "
+        "CNN, so that units cannot saturate. None: yes with a recurrent policy, else as drift_kit.",
         section="drift",
     )
     init_decay: float | None = setting(
         None,
-        "Decay of all parameters towards their initial values, times the learning rate, per optimizer step; 0.01 to 1. "
-        "None: as drift_kit.",
+        "Decay of all parameters towards their initial values: the rate per optimizer step is this times the "
+        "learning rate; 0.01 to 1. None: as drift_kit.",
         at_least=0,
         at_most=LARGE,
         section="drift",
     )
     optimism: float | None = setting(
         None,
-        "Advantages from the mean of twin critics plus this many halves of their distance, so that actions that lead "
-        "to states they disagree on are tried; 0 to 1. -1 is the smaller value. None: the smaller value.",
+        "Compute advantages from mean(V1, V2) + optimism * |V1 - V2| / 2 of the twin critics, so that the policy "
+        "explores states on which they disagree; 0 to 1. -1 is min(V1, V2). None: min(V1, V2).",
         at_least=-1,
         at_most=LARGE,
         section="drift",
@@ -93,51 +94,53 @@ class DriftSettings:
     )
     recycle_dormant: float | None = setting(
         None,
-        "After every update, give fresh input weights to units of dense networks, LSTMs and GRUs whose activations "
-        "vary at most so much, relative to their layer; 0.01 to 0.1. None: as drift_kit.",
+        "After every update, reinitialise the input weights of dormant units in dense layers, LSTMs and GRUs: units "
+        "whose activations vary at most this much, relative to their layer; 0.01 to 0.1. None: as drift_kit.",
         at_least=0,
         below=1,
         section="drift",
     )
     drift_alarm: bool | None = setting(
         None,
-        "Raise an alarm, logged as drift/alarm, when returns fall below what the critics predict and below those of "
+        "Raise an alarm, logged as drift/alarm, when returns fall below the critics' predictions and below those of "
         "earlier episodes. None: as drift_kit.",
         section="drift",
         key="alarm",
     )
     drift_threshold: float = setting(
         7.0,
-        "Evidence that raises the alarm, in standard deviations. Larger: fewer false alarms, and later ones; 5 to 10.",
+        "Threshold of the alarm, in standard deviations. Larger: fewer false alarms, and later detection; 5 to 10.",
         above=0,
         section="drift",
         key="threshold",
     )
     drift_response: bool | None = setting(
         None,
-        "Respond to the alarm: restart statistics and explore more; if returns stay low, move last layers halfway to "
-        "fresh ones, then restart from fresh weights; try weights of earlier worlds first. None: as drift_kit.",
+        "Respond to the alarm: try weights stored from earlier regimes first; reset statistics and explore more; if "
+        "returns stay low, move the last layers halfway to newly initialised weights, then reinitialise the "
+        "networks. None: as drift_kit.",
         section="drift",
         key="response",
     )
     drift_rewiring: bool | None = setting(
         None,
-        "At the alarm, look for sensors and actions that were swapped or inverted, and try the last good weights with "
-        "inputs and outputs reordered alike. Needs drift_response and observation_normalizer. None: as drift_kit.",
+        "At the alarm, look for sensors and actions that were permuted or inverted, and try the last good weights "
+        "with inputs and outputs permuted accordingly. Needs drift_response and observation_normalizer. None: as "
+        "drift_kit.",
         section="drift",
         key="rewiring",
     )
     drift_patience: int = setting(
         2,
-        "Updates without improvement after which weights that earn next to nothing are replaced by fresh ones. Fewer: "
-        "restarts sooner; 2 to 10.",
+        "Updates without improvement after which the weights of an agent whose returns stay low are reinitialised. "
+        "Fewer: restarts sooner; 2 to 10.",
         at_least=1,
         section="drift",
         key="patience",
     )
     drift_exploration: float = setting(
         0.02,
-        "Added to exploration_floor after an alarm; fades over 20 updates. 0.001 to 0.05.",
+        "Added to exploration_floor after an alarm; decays over 20 updates. 0.001 to 0.05.",
         at_least=0,
         at_most=LARGE,
         section="drift",
@@ -145,7 +148,8 @@ class DriftSettings:
     )
     drift_worlds: int = setting(
         3,
-        "Worlds whose weights are kept, to be tried at the next alarm; each needs the memory of the networks. 0 to 10.",
+        "Number of earlier regimes whose weights are kept, to be tried at the next alarm; each needs as much "
+        "memory as the networks. 0 to 10.",
         at_least=0,
         section="drift",
         key="worlds",
@@ -154,7 +158,7 @@ class DriftSettings:
     def __post_init__(self) -> None:
         check_values(self)
         if self.drift_response and not self.parts()["drift_alarm"]:
-            raise ArgumentError("drift_response=True needs drift_alarm=True, which it responds to")
+            raise ArgumentError("drift_response=True needs drift_alarm=True: it responds to that alarm")
         if self.drift_rewiring and not (self.parts()["drift_response"] and self.parts()["observation_normalizer"]):
             raise ArgumentError("drift_rewiring=True needs drift_response=True and observation_normalizer=True")
         parts, defaults = self.parts(), defaults_of(DriftSettings)
@@ -164,21 +168,21 @@ class DriftSettings:
 
     @staticmethod
     def of_file(settings: Mapping[str, Any]) -> dict[str, Any]:
-        """An agent's settings in a file, completed by those of files from before there was a kit."""
+        """Return an agent's settings from a file; for files written before the kit existed, all its parts are off."""
         return {**({} if "drift_kit" in settings else BEFORE), **settings}
 
     @staticmethod
     def off() -> dict[str, Any]:
-        """Value of every part without the kit."""
+        """Return the value of every part without the kit."""
         return {name: without for name, (_, without) in _KIT.items()}
 
     def parts(self, is_recurrent: bool = False) -> dict[str, Any]:
-        """Value of every part: as it was given, or else that of ``drift_kit`` and the kind of policy."""
+        """Return the value of every part: as given, or the default for ``drift_kit`` and the kind of policy."""
         with_part = {name: self.drift_kit or (is_recurrent and name in _RECURRENT) for name in _KIT}
         values = {name: getattr(self, name) for name in _KIT}
         parts = {name: _KIT[name][not with_part[name]] if value is None else value for name, value in values.items()}
         if self.drift_response is None and not parts["drift_alarm"]:
-            parts["drift_response"] = False  # There is nothing to respond to.
+            parts["drift_response"] = False  # Without the alarm, there is nothing to respond to.
         if self.drift_rewiring is None and not (parts["drift_response"] and parts["observation_normalizer"]):
             parts["drift_rewiring"] = False
         return parts

@@ -1,4 +1,4 @@
-"""Arguments of optimizers: their bounds, and which of them have an effect."""
+"""Arguments of the optimizers: bounds, and which of them have an effect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOUNDS: dict[str, Mapping[str, float]] = {
 }
 """Bounds of optimizers' arguments by name, except the learning rate. torch's own optimizers accept ``eps=0`` too."""
 OPTIONS = (*BOUNDS, "betas", "adaptive_noise", "noise_reference", "instant_noise_scale", "nesterov", "amsgrad")
-"""Arguments of optimizers that configurations have in ``optimizer.kwargs``."""
+"""Arguments of optimizers that configuration files have in ``optimizer.kwargs``."""
 NOISE_DEFAULTS: dict[str, Any] = {
     "adaptive_noise": False,
     "noise_reference": "direction",
@@ -28,7 +28,7 @@ NOISE_DEFAULTS: dict[str, Any] = {
     "min_noise_std": 1e-6,
     "instant_noise_scale": True,
 }
-"""Arguments of the UPGD optimizers' noise."""
+"""Arguments of UPGD's noise."""
 DEFAULTS = {**NOISE_DEFAULTS, "dampening": 0}
 """Defaults of arguments that may have no effect."""
 
@@ -37,7 +37,7 @@ _AVERAGE = "adaptive_noise=True, noise_reference='gradient' and instant_noise_sc
 
 
 def unused_by_optimizer(name: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Options of an optimizer that have no effect, each with what it needs.
+    """Return the options of an optimizer that have no effect, each with the setting that it needs.
 
     Args:
         name: Name of the optimizer.

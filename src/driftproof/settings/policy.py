@@ -50,7 +50,7 @@ _OF_SDE = ("full_std", "use_expln")
 
 @dataclass(frozen=True)
 class Widths:
-    """Widths of layers, for the actor and the critics."""
+    """Layer widths of the actor and the critics."""
 
     pi: list[int] = setting(doc="Widths of the actor's layers.", at_least=1, at_most=MOST_UNITS)
     vf: list[int] = setting(doc="Widths of the critics' layers.", at_least=1, at_most=MOST_UNITS)
@@ -65,15 +65,15 @@ class PolicySettings:
     _: KW_ONLY
     core: str | type[Core] | None = setting(
         None,
-        "Recurrent core, if not the one in the policy's name: lstm, gru, none, or a class of your own, in "
-        "configurations as module:Class.",
+        "Recurrent core, if not the one in the policy's name: lstm, gru, none, or your own class, in configuration "
+        "files as module:Class.",
         form=str | None,
         check=CORES.name,
     )
     net_arch: Sequence[int] | Mapping[str, Sequence[int]] | None = setting(
         None,
-        "Widths of the layers after the recurrent core: a list for actor and critics, or {pi: [...], vf: [...]}. None: "
-        "two of 64, and none after a CNN.",
+        "Widths of the layers after the recurrent core: a list for actor and critics, or {pi: [...], vf: [...]}. "
+        "None: [64, 64], and no layer after a CNN.",
         at_least=1,
         at_most=MOST_UNITS,
         form=list[int] | Widths | None,
@@ -84,35 +84,42 @@ class PolicySettings:
     )
     ortho_init: bool = setting(
         True,
-        "Orthogonal initial weights, small ones for the actions; the recurrent core has its own initialisation.",
+        "Orthogonal initialisation, with small weights of the action layer; the recurrent core has its own "
+        "initialisation.",
     )
     lstm_hidden_size: int = setting(
         128,
-        "Units of the LSTM or GRU. More have a larger capacity, and are slower; 32 to 512.",
+        "Hidden units of the LSTM or GRU. More have a larger capacity, and are slower; 32 to 512.",
         at_least=1,
         at_most=MOST_UNITS,
         fixed=_BUILT_IN,
     )
-    n_lstm_layers: int = setting(1, "Layers of LSTM or GRU; 1 or 2.", at_least=1, at_most=MOST_UNITS, fixed=_BUILT_IN)
-    lstm_kwargs: Mapping[str, Any] | None = setting(
-        None, "More arguments of the core; of torch's LSTM and GRU: dropout between layers while training, bias."
+    n_lstm_layers: int = setting(
+        1, "Layers of the LSTM or GRU; 1 or 2.", at_least=1, at_most=MOST_UNITS, fixed=_BUILT_IN
     )
-    shared_recurrence: bool = setting(False, "One recurrent core for actor and critics, trained by both. Faster.")
+    lstm_kwargs: Mapping[str, Any] | None = setting(
+        None,
+        "Further arguments of the recurrent core; for LSTM and GRU those of torch: dropout between layers in "
+        "training, bias.",
+    )
+    shared_recurrence: bool = setting(
+        False, "Use one recurrent core for actor and critics, trained by both losses. Faster."
+    )
     shared_lstm: bool = setting(
         False,
         "With enable_critic_lstm=False, as in sb3-contrib: critics use the actor's recurrent core, and only the actor "
         "trains it.",
     )
-    enable_critic_lstm: bool = setting(True, "False: critics without their own recurrent core.")
+    enable_critic_lstm: bool = setting(True, "False: critics have no recurrent core of their own.")
     lasting_memory: bool = setting(
         False,
-        "Keep the recurrent state when an episode ends, so that the agent can recognise worlds that come back. Use it "
+        "Keep the recurrent state when an episode ends, so that the agent can recognise regimes that return. Use it "
         "with env.last_step.",
     )
     features_extractor_class: type[BaseFeaturesExtractor] | None = setting(
         None,
-        "From observations to features: FlattenExtractor, NatureCNN, CombinedExtractor, or a class of your own, in "
-        "configurations as module:Class. None: what fits the policy's name.",
+        "Features extractor of observations: FlattenExtractor, NatureCNN, CombinedExtractor, or your own class, in "
+        "configuration files as module:Class. None: the one of the policy's name.",
         form=str | None,
     )
     features_extractor_kwargs: Mapping[str, Any] | None = setting(
@@ -121,7 +128,7 @@ class PolicySettings:
     share_features_extractor: bool = setting(True, "One features extractor for actor and critics.")
     normalize_images: bool = setting(True, "Divide images by 255.")
     use_sde: bool = argument(
-        False, "Exploration of Box actions by noise that is a function of the state. The agent passes it on."
+        False, "gSDE: exploration of Box actions by noise that is a function of the state. Set by the agent."
     )
     log_std_init: float = setting(
         0.0,
@@ -130,29 +137,29 @@ class PolicySettings:
     )
     full_std: bool = setting(
         True,
-        "For use_sde: a standard deviation for every element of the exploration matrix, not one for every feature.",
+        "For use_sde: one standard deviation per element of the exploration matrix instead of one per feature.",
     )
     use_expln: bool = setting(False, "For use_sde: standard deviations that grow more slowly above 1.")
     squash_output: bool = setting(False, "Squash Box actions into their bounds with a tanh, instead of clipping them.")
     layer_norm: bool = argument(
         False,
-        "Layer normalisation without parameters before each activation, and of the output of a recurrent core or a "
-        "CNN. The agent passes it on.",
+        "Layer normalisation without parameters before each activation, and on the output of a recurrent core or a "
+        "CNN. Set by the agent.",
         fixed=_BUILT_IN,
     )
     twin_critics: bool = setting(
-        True, "Two critics, of which the smaller value counts.", section="critic", fixed=_BUILT_IN
+        True, "Two critics; advantages use the smaller of their values.", section="critic", fixed=_BUILT_IN
     )
     value_head: str | type[ValueHead] = setting(
         "quantile",
-        "What a critic predicts: quantile, quantiles of returns; categorical, probabilities of given returns; or a "
-        "class of your own, in configurations as module:Class.",
+        "Distribution that a critic predicts: quantile (quantiles of returns), categorical (probabilities of fixed "
+        "atoms), or your own class, in configuration files as module:Class.",
         section="critic",
         form=str,
         check=VALUE_HEADS.name,
     )
     value_head_kwargs: Mapping[str, Any] | None = setting(
-        None, "Further arguments of the value head, for a class of your own.", section="critic"
+        None, "Further arguments of your own value head class.", section="critic"
     )
     num_quantiles: int = setting(
         32,
@@ -164,8 +171,8 @@ class PolicySettings:
     )
     huber_kappa: float = setting(
         0.1,
-        "Threshold of a quantile head's Huber loss, in units of the return's standard deviation. Larger is smoother, "
-        "and bends quantiles towards the mean; up to 1.",
+        "Threshold of a quantile head's Huber loss, in units of the return's standard deviation. Larger is "
+        "smoother, and biases quantiles towards the mean; up to 1.",
         above=0,
         section="critic",
         fixed=_BUILT_IN,
@@ -178,8 +185,8 @@ class PolicySettings:
         section="critic",
         fixed=_BUILT_IN,
     )
-    v_min: float = setting(-10.0, "First atom, in normalised returns.", section="critic", fixed=_BUILT_IN)
-    v_max: float = setting(10.0, "Last atom, in normalised returns.", section="critic", fixed=_BUILT_IN)
+    v_min: float = setting(-10.0, "Smallest atom, in normalised returns.", section="critic", fixed=_BUILT_IN)
+    v_max: float = setting(10.0, "Largest atom, in normalised returns.", section="critic", fixed=_BUILT_IN)
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -189,16 +196,17 @@ class PolicySettings:
     def _check_sharing(self) -> None:
         if self.shared_recurrence and self.shared_lstm:
             raise ArgumentError(
-                "shared_recurrence=True and shared_lstm=True are two ways of sharing: use the first if critics shall "
-                "train the recurrent core too, else the second"
+                "shared_recurrence=True and shared_lstm=True exclude each other: use shared_recurrence=True to let "
+                "the critics train the recurrent core too, shared_lstm=True to let only the actor train it"
             )
         if self.shared_recurrence and not self.enable_critic_lstm:
             raise ArgumentError(
-                "shared_recurrence=True gives critics the actor's core, enable_critic_lstm=False gives none: use one"
+                "shared_recurrence=True shares the actor's recurrent core with the critics, "
+                "enable_critic_lstm=False gives them none: remove one of the two"
             )
         if self.shared_lstm and self.enable_critic_lstm:
             raise ArgumentError(
-                "shared_lstm=True and enable_critic_lstm=True are two recurrent cores for the critics: use "
+                "shared_lstm=True and enable_critic_lstm=True give the critics two recurrent cores: use "
                 "shared_lstm=True, enable_critic_lstm=False to let only the actor train the core, or "
                 "shared_recurrence=True to let critics train it too"
             )
@@ -209,7 +217,7 @@ class PolicySettings:
 
 
 def unused_by_policy(value_head: str | None = None, has_memory: bool = True, use_sde: bool = True) -> dict[str, str]:
-    """Settings of the networks that have no effect, each with what it needs.
+    """Return the settings of the networks that have no effect, each with the setting that it needs.
 
     Args:
         value_head: Name of the value head; ``None``: unknown.

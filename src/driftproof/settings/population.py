@@ -1,4 +1,4 @@
-"""Settings of populations: what is searched, and how."""
+"""Settings of population-based training: which hyper-parameters to search, and how."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Value: TypeAlias = bool | int | float | str | None
 
 @dataclass(frozen=True)
 class HyperparamConfig:
-    """One hyper-parameter that a population searches: a range, or values to choose from."""
+    """A hyper-parameter that the population searches: a range, or values to choose from."""
 
     name: str = setting(doc="Name in the agent's hyperparams: learning_rate, optimizer.sigma.")
     min_value: float | None = setting(None, "Smallest value of the range, inclusive.")
     max_value: float | None = setting(None, "Largest value of the range, inclusive.")
     values: Sequence[Any] | None = setting(
         None,
-        "Values to choose from, ordered so that neighbours are similar. Instead of a range.",
+        "Values to choose from, instead of a range; order them so that neighbours are similar.",
         form=list[Value] | None,
     )
     perturbation_factor: float = setting(
-        1.2, "Factor that a perturbation multiplies or divides by. Larger: faster, coarser search; 1.1 to 2.", above=1
+        1.2, "A perturbation multiplies or divides by this factor. Larger: faster, coarser search; 1.1 to 2.", above=1
     )
     resample_probability: float = setting(
         0.25, "Probability that explore_method both resamples instead of perturbing.", at_least=0, at_most=1
@@ -46,8 +46,8 @@ class HyperparamConfig:
     is_log_scale: bool = setting(False, "Sample on a logarithmic scale, as for learning rates.")
     is_whole: bool | None = argument(
         None,
-        "Whether only integers are valid; the range is then rounded inwards. None: if both ends of the range are int; "
-        "check_against() sets it as the agent needs.",
+        "Whether only integers are valid; the range is then rounded inwards. None: yes if both ends of the range "
+        "are int, or if the agent's hyper-parameter is an integer (check_against()).",
     )
 
     def __post_init__(self) -> None:
@@ -68,18 +68,18 @@ class HyperparamConfig:
 
     @property
     def is_categorical(self) -> bool:
-        """Whether it has values to choose from."""
+        """Whether it has a list of values to choose from."""
         return self.values is not None
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Both ends of the range."""
+        """Lower and upper end of the range."""
         if self.min_value is None or self.max_value is None:
             raise TypeError(f"{self.name!r} has values, not a range")
         return self.min_value, self.max_value
 
     def allows(self, value: Any) -> bool:
-        """Whether a search can lead to a value."""
+        """Whether the search can produce a value."""
         if self.values is not None:
             return any(value == each and type(value) is type(each) for each in self.values)
         low, high = self.bounds
@@ -94,7 +94,9 @@ class HyperparamConfig:
                 "or the values to choose from"
             )
         if not low < high or not math.isfinite(high - low):
-            raise ValueError(f"{self.name!r} has min_value={low!r} and max_value={high!r}: the first must be less")
+            raise ValueError(
+                f"{self.name!r} has min_value={low!r} and max_value={high!r}: min_value must be below max_value"
+            )
         if self.is_log_scale and low <= 0:
             raise ValueError(
                 f"{self.name!r} has is_log_scale=True and min_value={low!r}: a logarithmic scale needs a min_value > 0"
@@ -124,7 +126,7 @@ class HyperparamConfig:
             raise ValueError(f"Invalid values of {self.name!r}: {values!r}; must be a list or tuple")
         for value in values:
             if not isinstance(value, (str, bool, int, float)) and value is not None:
-                raise ValueError(f"Invalid values of {self.name!r}: {value!r} is not a number, a text, a bool or None")
+                raise ValueError(f"Invalid values of {self.name!r}: {value!r} is not a number, string, bool or None")
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"Invalid values of {self.name!r}: {value!r} is not finite")
         if len(values) < 2 or len(set(values)) < len(values):
@@ -138,7 +140,10 @@ class PBTConfig:
     """Settings of population-based training."""
 
     population_size: int = setting(
-        10, "Members. More: wider search, at the cost of each; 4 to 40.", at_least=2, at_most=4096
+        10,
+        "Number of members. More: wider search, at the cost of one more agent each; 4 to 40.",
+        at_least=2,
+        at_most=4096,
     )
     perturbation_interval: int = setting(
         5,
@@ -157,44 +162,44 @@ class PBTConfig:
     )
     exploit_method: ExploitMethod = setting(
         "truncation",
-        "The worst take over from the best, or a member meets another at random and takes over from it if that is "
-        "better.",
+        "truncation: the worst members take over the state of the best; binary_tournament: a member takes over the "
+        "state of a random other member if that is better.",
     )
     explore_method: str | type[ExploreMethod] = setting(
         "both",
-        "What happens to the hyper-parameters taken over: perturb, resample, both (one of the two at random), a model "
-        'of what worked (pb2, needs pip install "driftproof[pbt]"), or a class of your own, in configurations as '
+        "How explore mutates the donor's hyper-parameters: perturb, resample, both (one of the two at random), pb2 (a "
+        'Gaussian process model; needs pip install "driftproof[pbt]"), or your own class, in configuration files as '
         "module:Class.",
         form=str,
         check=EXPLORE_METHODS.name,
     )
     truncation_ratio: float = setting(
         0.2,
-        "Share of the population that is the worst, and that is the best; at least one member each; 0.1 to 0.3.",
+        "Share of the population that counts as the worst, and as the best; at least one member each; 0.1 to 0.3.",
         above=0,
-        at_most=0.5,  # Above a half, the worst and the best would overlap.
+        at_most=0.5,  # Above one half, the worst and the best would overlap.
     )
     checkpoint_dir: str | os.PathLike[str] | None = setting(
         None,
-        "Folder of members' states. None: in memory, or members in the run folder.",
+        "Folder of the members' checkpoints. None: in memory, or the folder members in the run folder.",
         form=str | None,
     )
-    metric_name: str = setting(
-        "mean_reward", "Metric of recent episodes by which members are compared.", form=MetricName
-    )
+    metric_name: str = setting("mean_reward", "Metric of recent episodes that ranks the members.", form=MetricName)
     metric_mode: MetricMode = setting("max", "Whether a larger or a smaller metric is better.")
     ready_percentage: float = setting(
-        0.8, "Share of members that must have reported before an exploit decision.", above=0, at_most=1
+        0.8, "Share of members that must have reported the metric before an exploit decision.", above=0, at_most=1
     )
-    min_ready_members: int = setting(2, "Smallest number of them, whatever the share.", at_least=1)
+    min_ready_members: int = setting(
+        2, "Smallest number of members that must have reported, whatever the share.", at_least=1
+    )
     ready_check_max_wait: int = setting(
-        10, "Attempts in a row after which a member waits only for min_ready_members.", at_least=1
+        10, "Attempts in a row after which min_ready_members reports are enough.", at_least=1
     )
     optimizer_exploit_strategy: OptimizerExploitStrategy = setting(
         "copy", "Whether exploit copies the donor's optimizer state or resets it."
     )
     explore_strong: bool = setting(
-        False, "Explore a member's own hyper-parameters at the end of an interval without exploit."
+        False, "Also explore the hyper-parameters of members that do not exploit, at the end of each interval."
     )
 
     def __post_init__(self) -> None:
@@ -203,7 +208,7 @@ class PBTConfig:
         if self.checkpoint_dir is not None and not isinstance(self.checkpoint_dir, (str, os.PathLike)):
             raise ValueError(f"Invalid checkpoint_dir: {self.checkpoint_dir!r}; must be a path or None")
         if not isinstance(self.metric_name, str) or not self.metric_name:
-            raise ValueError(f"Invalid metric_name: {self.metric_name!r}; must be a text")
+            raise ValueError(f"Invalid metric_name: {self.metric_name!r}; must be a string")
         if self.min_ready_members > self.population_size:
             raise ValueError(
                 f"Invalid min_ready_members: {self.min_ready_members!r}; must be <= population_size, which is "
@@ -226,14 +231,14 @@ class PBTConfig:
             refuse_unused(vars(item), defaults_of(HyperparamConfig), unused, f"{item.name!r}: ")
         if self.explore_method == "pb2" and all(item.values is not None for item in self.hyperparams):
             raise ValueError(
-                'explore_method="pb2" models ranges, and no hyper-parameter has one; use "both", "perturb" or '
-                '"resample", or give one a min_value and a max_value'
+                'explore_method="pb2" needs a hyper-parameter with a range: give one a min_value and a max_value, '
+                'or use "both", "perturb" or "resample"'
             )
         object.__setattr__(self, "hyperparams", tuple(self.hyperparams))
 
 
 def unused_by_search(explore_method: str, has_values: bool) -> dict[str, str]:
-    """Settings of a searched hyper-parameter that have no effect, each with what it needs.
+    """Return the settings of a searched hyper-parameter that have no effect, each with the setting that it needs.
 
     Args:
         explore_method: How the population explores.
@@ -241,11 +246,11 @@ def unused_by_search(explore_method: str, has_values: bool) -> dict[str, str]:
     """
     unused: dict[str, str] = {}
     if explore_method not in EXPLORE_METHODS.built_in:
-        return unused  # A user's own method may use any of them.
+        return unused  # A user's own explore method may use any of them.
     if explore_method == "resample":
         unused["perturbation_factor"] = "explore_method 'both', 'perturb' or 'pb2'"
     if has_values:
-        unused["perturbation_factor"] = "a range: of values, a neighbour is taken"
+        unused["perturbation_factor"] = "a range: with values, explore picks a neighbour"
     if explore_method != "both":
         unused["resample_probability"] = "explore_method 'both'"
     return unused

@@ -1,4 +1,4 @@
-"""Settings that only configurations have: the run, its environments, its optimizer by name, and where members train."""
+"""Settings that only configuration files have: run, environments, optimizer by name, and a population's backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEVICE = r"^(auto|cpu|cuda(:\d+)?)$"
 
 def _device(name: str) -> str:
     if not re.search(DEVICE, name):
-        raise ValueError(f"must be auto, cpu, cuda, or one of several such as cuda:1, not {name!r}")
+        raise ValueError(f"must be auto, cpu, cuda, or a device with its index such as cuda:1, not {name!r}")
     return name
 
 
@@ -24,16 +24,19 @@ class RunSettings:
     """Settings of a run: length, seed, device and checkpoints."""
 
     total_timesteps: int = setting(
-        100_000, "Steps of all environments together; of each member of a population.", at_least=1
+        100_000, "Total steps of all environments together; in a population, of each member.", at_least=1
     )
-    seed: int = setting(0, "Seed of all random numbers.", at_least=0)
+    seed: int = setting(0, "Seed of all random number generators.", at_least=0)
     device: str = setting(
-        "auto", "auto (a GPU if there is one), cpu, cuda, or one of several, cuda:1.", check=_device, pattern=DEVICE
+        "auto",
+        "auto (a GPU if there is one), cpu, cuda, or one of several GPUs, such as cuda:1.",
+        check=_device,
+        pattern=DEVICE,
     )
     threads: int | None = setting(
         None,
-        "Threads of torch, in every process. None: OMP_NUM_THREADS if it is set; one for small networks, else as many "
-        "as there are cores; in processes of a population their share of the cores.",
+        "Threads of torch, in every process. None: OMP_NUM_THREADS if it is set, else one for small networks and "
+        "one per core for others; each process of a population uses its share of the cores.",
         at_least=1,
         at_most=1024,
     )
@@ -41,8 +44,8 @@ class RunSettings:
     keep_checkpoints: int | None = setting(5, "Number of checkpoints to keep, besides the best. None: all.", at_least=1)
     exact_resume: bool = setting(
         False,
-        "Restart environments whose state cannot be saved at every checkpoint, so that a resumed run equals an "
-        "uninterrupted one, bit by bit. It costs the running episodes.",
+        "At every checkpoint, seed and reset environments whose state cannot be saved, so that a resumed run equals "
+        "an uninterrupted one bit for bit. This ends their running episodes.",
     )
     evaluation_episodes: int = setting(20, "Evaluation episodes after training. 0: none.", at_least=0)
 
@@ -53,39 +56,44 @@ class EnvSettings:
 
     id: str = setting(
         "CartPole-v1",
-        "A Gymnasium id; of your own environments as module:Id, where importing the module registers it.",
+        "Gymnasium id; for your own environment module:Id, where importing the module registers the id.",
     )
     kwargs: dict[str, Any] = setting(factory=dict, doc="Arguments of the environment.")
     evaluation_kwargs: dict[str, Any] = setting(
         factory=dict,
-        doc="Arguments that differ for evaluation, such as {split: test}. Without a split, driftproof/Market-v0 is "
-        "evaluated on the bars that training leaves out.",
+        doc="Arguments of the environment that differ in evaluation, such as {split: test}. Without a split, "
+        "driftproof/Market-v0 is evaluated on the bars held out from training.",
     )
     n_envs: int = setting(
-        1, "Number of environments. More are faster, up to the number of cores.", at_least=1, at_most=MOST_UNITS
+        1,
+        "Number of parallel environments. More are faster, up to the number of cores.",
+        at_least=1,
+        at_most=MOST_UNITS,
     )
     vectorization: Literal["in_process", "processes", "device"] = setting(
         "in_process",
-        "Step environments one after the other, each in its own process, which pays off for slow ones, or all at once "
-        "as tensors on run.device, for CartPole-v1, Pendulum-v1 and the markets; evaluation always steps one after the "
-        "other.",
+        "How to step environments: one after the other (in_process), each in its own process, which pays off for "
+        "slow ones (processes), or all at once as tensors on run.device, for CartPole-v1, Pendulum-v1 and the "
+        "markets (device). Evaluation always uses in_process.",
     )
     normalize_observations: bool = setting(
         False, "Subtract the running mean of observations, and divide by their running standard deviation."
     )
     clip_observations: float = setting(
-        10.0, "Normalised observations are clipped to this. Needs normalize_observations.", above=0
+        10.0,
+        "Normalised observations are clipped to [-clip_observations, clip_observations]. Needs normalize_observations.",
+        above=0,
     )
     last_step: bool = setting(
-        False, "Add the last action, its reward and whether an episode starts to observations; for lasting_memory."
+        False, "Add the last action, its reward and an episode-start flag to the observations; for lasting_memory."
     )
     drift: list[dict[str, Any]] = setting(
         factory=list,
         doc="Drift of the environment, a list such as [{kind: dynamics, names: length, schedule: {kind: sudden, "
-        "values: [1, 2], every: 10000}}]; see docs on drifting worlds.",
+        "values: [1, 2], every: 10000}}]; see the documentation of drift.",
     )
     drift_seed: int | None = setting(
-        None, "Seed of random drift. None: run.seed; all environments drift alike.", at_least=0
+        None, "Seed of random drift. None: run.seed. All environments drift alike.", at_least=0
     )
 
 
@@ -95,8 +103,8 @@ class OptimizerSettings:
 
     name: str = setting(
         DEFAULT_OPTIMIZER,
-        f"{', '.join(OPTIMIZERS.built_in)}, or a class of torch.optim's kind as module:Class. The UPGD family "
-        "keeps networks plastic when the environment drifts.",
+        f"{', '.join(OPTIMIZERS.built_in)}, or an optimizer class in torch.optim's style as module:Class. The UPGD "
+        "family preserves the networks' plasticity when the environment drifts.",
         check=OPTIMIZERS.name,
     )
     kwargs: dict[str, Any] = setting(
@@ -107,36 +115,40 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class BackendSettings:
-    """Settings of the backend that members of a population train on."""
+    """Settings of the backend that trains the members of a population."""
 
     backend: Literal["inline", "process", "ray", "vectorized"] = setting(
         "process",
-        "Where members train: one after the other, in processes of this machine, on a Ray cluster, or all at once on "
-        "one device, with synchronous decisions.",
+        "Where members train: one after the other (inline), in processes of this machine (process), on a Ray "
+        "cluster (ray), or all at once on one device with synchronous decisions (vectorized).",
     )
     workers: int | None = setting(
         None, "Processes, for backend process. None: as many as there are cores.", at_least=1, at_most=MOST_UNITS
     )
-    resources_per_member: dict[str, Any] = setting(factory=dict, doc="For backend ray: {num_cpus: 2, num_gpus: 0.25}.")
+    resources_per_member: dict[str, Any] = setting(
+        factory=dict, doc="For backend ray: resources of each member, such as {num_cpus: 2, num_gpus: 0.25}."
+    )
     address: str | None = setting(
         None, "For backend ray: address of a running cluster; auto: the one this machine is part of."
     )
     members_per_actor: int = setting(
         1,
-        "For backend ray: members that train as one in each actor, which has resources_per_member for all of them.",
+        "For backend ray: members per actor, which train as one vectorised group and share one resources_per_member.",
         at_least=1,
         at_most=MOST_UNITS,
     )
     synchronous: bool = setting(
         False,
-        "Decide for all members when all have done the same number of updates, so that nothing depends on who is "
-        "faster.",
+        "Decide on exploit for all members once all have done the same number of updates, so that results do not "
+        "depend on which member is faster.",
     )
-    max_restarts: int = setting(3, "Consecutive failures after which a member is given up.", at_least=0)
+    max_restarts: int = setting(3, "Consecutive failures after which a member is not restarted.", at_least=0)
 
 
 @dataclass(frozen=True)
 class Switch:
-    """Whether adversarial training is on."""
+    """Switch of adversarial training."""
 
-    enabled: bool = setting(False, "Whether to train against attacks. If not, nothing else may be set here.")
+    enabled: bool = setting(
+        False, "Whether to train against attacks. If false, no other setting of this section may be set."
+    )

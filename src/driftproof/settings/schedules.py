@@ -13,7 +13,7 @@ Schedule: TypeAlias = Callable[[float], float]
 """Function from the remaining progress, 1 to 0, to a value."""
 
 _ROUNDING = 1e-9
-"""How far below 0 a schedule may end by rounding."""
+"""How far below 0 a schedule may end through rounding."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ class _FromTo:
         check_number("end", self.end, at_least=0)
 
     def _between(self, share: float) -> float:
-        """``end`` at 0, ``start`` at 1."""
+        """Interpolate: ``end`` at 0, ``start`` at 1."""
         return self.end + (self.start - self.end) * share
 
 
 class Linear(_FromTo):
-    """A straight line from ``start`` to ``end``."""
+    """Linear schedule from ``start`` to ``end``."""
 
     def __call__(self, progress_remaining: float) -> float:
         return self._between(progress_remaining)
 
 
 class Cosine(_FromTo):
-    """Cosine annealing from ``start`` to ``end``, slow at first and at last."""
+    """Cosine annealing from ``start`` to ``end``: slow at the beginning and at the end."""
 
     def __call__(self, progress_remaining: float) -> float:
         return self._between((1 - math.cos(math.pi * progress_remaining)) / 2)
@@ -69,15 +69,17 @@ class Factor:
 
 
 def base_and_schedule(name: str, value: float | Schedule) -> tuple[float, Factor | None]:
-    """A number, or Stable-Baselines3's function of the remaining progress, as base and factor.
+    """Split a number or a schedule, as in Stable-Baselines3, into a base value and a factor.
 
-    The base of a function is its largest value, which for a decay is its first.
+    The base of a schedule is its largest value: for a decay, its first.
     """
     if not callable(value):
         return value, None
     values = [float(value(i / 100)) for i in range(100, -1, -1)]
     base = max(values)
     if min(values) < -_ROUNDING:
-        raise ValueError(f"Invalid {name}: the schedule is negative, {min(values):g} at some point")
+        raise ValueError(
+            f"Invalid {name}: the schedule must not be negative, but its smallest value is {min(values):g}"
+        )
     # A base of 0 needs no schedule.
     return base, Factor(value, base) if base > 0 else None

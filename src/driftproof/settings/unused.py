@@ -1,4 +1,4 @@
-"""Refusal of settings that have no effect next to the others."""
+"""Checks that refuse settings that have no effect in combination with the others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 def given_in_vain(
     given: Mapping[str, Any], defaults: Mapping[str, Any], unused: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Settings without effect that differ from their defaults: the name, and a message.
+    """Yield settings without effect that differ from their defaults: the name, and a message.
 
     Args:
         given: The settings.
         defaults: Defaults of all settings that may have no effect.
-        unused: Settings without effect, with what they need.
+        unused: Settings without effect, each with the setting that it needs.
     """
     for name, needed in unused.items():
         if name in given and given[name] != defaults[name]:
@@ -29,7 +29,7 @@ def refuse_unused(
     Args:
         given: The settings.
         defaults: Defaults of all settings that may have no effect.
-        unused: Those that have none, with what they need.
+        unused: Settings without effect, each with the setting that it needs.
         place: Prefix of their names in messages.
     """
     for name, problem in given_in_vain(given, defaults, unused):
@@ -37,5 +37,5 @@ def refuse_unused(
 
 
 def without_unused(given: Mapping[str, Any], unused: Iterable[str]) -> dict[str, Any]:
-    """Settings without those that have no effect, which files of earlier versions may hold."""
+    """Return the settings without those that have no effect, which files of earlier versions may contain."""
     return {name: value for name, value in given.items() if name not in set(unused)}
