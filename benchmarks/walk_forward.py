@@ -1,6 +1,6 @@
 """Walk-forward tests on twenty years of the S&P 500 and the NASDAQ, with several seeds.
 
-    pip install driftproof arch                     # arch ships the prices
+    pip install ".[all]" arch                       # arch ships the prices
     python benchmarks/walk_forward.py               # three seeds of fresh agents, two of warm ones
     python benchmarks/walk_forward.py --quick       # one seed, a few minutes on two cores
 

@@ -1,6 +1,6 @@
 """Trains agents on twenty years of the S&P 500 and evaluates them out of sample.
 
-    pip install driftproof arch                    # arch ships the prices
+    pip install ".[all]" arch                      # arch ships the prices
     python examples/real_prices.py                 # three seeds, a few minutes
     python examples/real_prices.py --quick         # half a minute: shows that it runs, not what it earns
 

@@ -1,6 +1,6 @@
 """Compares an agent trained against attacks on its observations with a plain one, under attack.
 
-pip install "driftproof[mujoco]"
+pip install ".[mujoco]"                        # in the root of a clone
 python examples/robust_agent.py                # a quarter of an hour for each of the two agents
 python examples/robust_agent.py --quick        # shows that it runs, not what it learns
 """

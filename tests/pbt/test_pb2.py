@@ -103,8 +103,8 @@ def test_changes_that_are_all_equal_do_no_harm():
 
 
 def test_without_scikit_learn_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.gaussian_process", None)
-    with pytest.raises(ImportError, match=r'pip install "driftproof\[pbt\]"'):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ImportError, match=r'needs scikit-learn\. .*pip install "\.\[pbt\]"'):
         PBTScheduler(pb2(), seed=0)
     PBTScheduler(PBTConfig(hyperparams=[X]), seed=0)
 

@@ -88,14 +88,9 @@ class Robustness:
         Args:
             axes: Axes to draw in; ``None``: a new figure.
             path: File to save the plot to.
-
-        Raises:
-            ImportError: matplotlib is not installed.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError("a plot needs matplotlib: pip install matplotlib") from error
+        from matplotlib.figure import Figure
+
         if axes is None:
             axes = Figure(figsize=(6, 4), layout="constrained").subplots()
         clean = [result for result in self.results if result.epsilon == 0]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from driftproof._requirements import require
 from driftproof.backtest.account import Numbers, Times, simulate
 from driftproof.backtest.engine import AGENT, Backtest
 from driftproof.state import write_atomically
@@ -95,11 +96,10 @@ def _cells(column: Any) -> list[Any]:
 
 
 def _parquet(columns: Columns) -> memoryview:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError('Parquet needs pyarrow: pip install "driftproof[parquet]"') from error
+    require("Parquet", "parquet", "pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
     sink = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(pyarrow.table({name: pyarrow.array(column) for name, column in columns.items()}), sink)
     return memoryview(sink.getvalue())

@@ -2,6 +2,7 @@
 
 import sys
 
+from driftproof._requirements import MissingPackageError, require
 from driftproof.cli.interrupts import interrupts
 
 
@@ -9,9 +10,12 @@ def main() -> None:
     """Run a command. Signals are handled even while slow imports run."""
     with interrupts:
         try:
+            require("the command line", "cli", "pydantic", "rich", "typer", "yaml")
             from driftproof.cli.app import main as run
 
             run()
+        except MissingPackageError as error:
+            sys.exit(f"driftproof: {error}")
         except KeyboardInterrupt:
             with interrupts.shielded():
                 from driftproof.cli.errors import INTERRUPTED

@@ -23,6 +23,7 @@ _OURS = (
     ("driftproof.envs", "MarketDataError"),
     ("driftproof.pbt", "FolderTakenError"),
     ("driftproof._files", "RunFolderError"),
+    ("driftproof._requirements", "MissingPackageError"),
 )
 _MOST_LINES = 20
 _LONGEST_LINE = 580

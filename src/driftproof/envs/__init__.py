@@ -1,5 +1,9 @@
 """Worlds that change: drift for any Gymnasium environment, and markets."""
 
+from driftproof._requirements import require
+
+require("driftproof.envs", "rl", "gymnasium")
+
 from driftproof.envs.changes import (
     ActionGain,
     ActionPermute,

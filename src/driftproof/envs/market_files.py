@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import numpy.typing as npt
 
+from driftproof._requirements import require
 from driftproof.envs.market_columns import Columns, find_columns, is_time
 from driftproof.envs.market_data import PRICES, Bars, Gap, MarketDataError, Place, check_bars, from_columns
 from driftproof.envs.market_times import TimeFormat, parse_times, time_zone, to_utc
@@ -377,11 +378,10 @@ def _numbers(name: str, cells: Any, place: Place, which: Any = slice(None)) -> n
 
 def _read_parquet(path: Path, names: Mapping[str, str]) -> tuple[Columns, dict[int, Any], Rows]:
     """The layout of a file, its cells by the index of their column, and the numbers of its rows."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError(f'{path}: Parquet needs pyarrow: pip install "driftproof[parquet]"') from error
+    require(f"{path}: Parquet", "parquet", "pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
     try:
         file = pyarrow.parquet.ParquetFile(path)
         header = file.schema_arrow.names

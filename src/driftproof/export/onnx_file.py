@@ -19,6 +19,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 import driftproof
+from driftproof._requirements import require
 from driftproof.export.graph import StepGraph
 from driftproof.nn.types import PolicyState, map_observation
 from driftproof.ppo import DistributionalPPO
@@ -65,12 +66,7 @@ def export_onnx(
         ExportError: ONNX has no operator for a part of the networks, or the file does not agree with the agent.
             Nothing is written.
     """
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f'export to ONNX needs {error.name}: pip install "driftproof[onnx]"') from error
+    require("export to ONNX", "onnx", "onnx", "onnxruntime", "onnxscript")
     agent = _on_cpu(agent, custom_objects)
     graph = StepGraph(agent)
     rng = np.random.default_rng(0)

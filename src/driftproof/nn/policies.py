@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from driftproof._requirements import require
+
+require("driftproof.nn.policies", "rl", "gymnasium", "stable_baselines3")
+
 import math
 import warnings
 from collections.abc import Mapping

@@ -1,5 +1,9 @@
 """Population-based training (PBT): weak members copy better ones (exploit) and mutate hyper-parameters (explore)."""
 
+from driftproof._requirements import require
+
+require("driftproof.pbt", "rl", "gymnasium", "pydantic", "stable_baselines3")
+
 from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
 from driftproof.pbt.config import check_against
 from driftproof.pbt.explore import ExploreMethod, History

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from driftproof._requirements import require
 from driftproof.pbt.explore import MAX_OBSERVATIONS, ExploreMethod, History, Observation, from_unit, perturb, to_unit
 from driftproof.settings.population import HyperparamConfig, PBTConfig
 
@@ -35,12 +36,7 @@ class PB2(ExploreMethod):
 
     def __init__(self, config: PBTConfig) -> None:
         super().__init__(config)
-        try:
-            import sklearn.gaussian_process  # type: ignore[import-untyped] # noqa: F401
-        except ImportError as error:
-            raise ImportError(
-                'explore_method="pb2" needs scikit-learn: pip install "driftproof[pbt]"', name="sklearn"
-            ) from error
+        require('explore_method="pb2"', "pbt", "sklearn")
 
     def explore(self, hyperparams: Mapping[str, Any], history: History, rng: np.random.Generator) -> dict[str, Any]:
         return propose(self.config, hyperparams, history.observations, history.pending, history.time, rng)
@@ -116,7 +112,7 @@ def _upper_confidence(
 ) -> np.ndarray[Any, Any]:
     """Predicted mean plus a multiple of the standard deviation, the latter as if ``unseen`` had been observed too."""
     from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
-    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process import GaussianProcessRegressor  # type: ignore[import-untyped]
     from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel  # type: ignore[import-untyped]
 
     from driftproof.pbt._kernel import TimeVarying

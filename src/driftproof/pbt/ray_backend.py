@@ -11,14 +11,13 @@ import torch
 
 from driftproof._arguments import check_count
 from driftproof._process_signals import kept_handlers
+from driftproof._requirements import require
 from driftproof.pbt.vectorized.backend import VectorizedHost
 from driftproof.pbt.work import Failure, Host, Order, Report, Work
 
-try:
-    import ray
-except ImportError as error:
-    raise ImportError('backend="ray" needs Ray: pip install "driftproof[ray]"') from error
+require('backend="ray"', "ray", "ray")
 
+import ray  # noqa: E402
 
 _PATIENCE = 5.0
 """Seconds without a report after which the backend checks for actors that cannot be placed."""

@@ -1,5 +1,9 @@
 """Recurrent proximal policy optimisation with distributional critics."""
 
+from driftproof._requirements import require
+
+require("driftproof.ppo", "rl", "gymnasium", "stable_baselines3")
+
 from driftproof.learner.hyperparams import Hyperparameters
 from driftproof.learner.learner import TrainingError
 from driftproof.learner.rollout import RolloutError

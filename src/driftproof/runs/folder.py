@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from driftproof._files import RunFolderError, damage_told, open_to_append, parse_json, read_bytes, shortened
+from driftproof._requirements import is_installed
 from driftproof._text import printable
 from driftproof.runs.events import Event, write_events
 from driftproof.runs.layout import EVENTS, MEMBERS, METRICS, POPULATION_STATE, TENSORBOARD, WRITTEN_IN_PLACE, own_file
@@ -158,7 +159,10 @@ class RunFolder:
         return own_file(self.members, name)
 
     def log(self, member: int | None, rows: Sequence[Mapping[str, float]]) -> None:
-        """Append metrics of a member, or of the population, to ``metrics.jsonl`` and to TensorBoard's files."""
+        """Append metrics of a member, or of the population, to ``metrics.jsonl``, and to TensorBoard's files.
+
+        Without the package tensorboard there are no such files.
+        """
         if not rows:
             return
         with open_to_append(self.path / METRICS) as file:
@@ -167,6 +171,8 @@ class RunFolder:
             for row in rows:
                 finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
                 file.write(json.dumps({"member": member, **finite}).encode() + b"\n")
+        if not is_installed("tensorboard"):
+            return
         writer = self._writer("population" if member is None else f"member_{member:04d}")
         for row in rows:
             for name, value in row.items():

@@ -168,8 +168,7 @@ class PBTConfig:
     explore_method: str | type[ExploreMethod] = setting(
         "both",
         "How explore mutates the donor's hyper-parameters: perturb, resample, both (one of the two at random), pb2 (a "
-        'Gaussian process model; needs pip install "driftproof[pbt]"), or your own class, in configuration files as '
-        "module:Class.",
+        "Gaussian process model; needs scikit-learn), or your own class, in configuration files as module:Class.",
         form=str,
         check=EXPLORE_METHODS.name,
     )

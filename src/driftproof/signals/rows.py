@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driftproof._arguments import check_number
+from driftproof._requirements import require
 from driftproof.state import write_atomically
 
 Texts = npt.NDArray[np.str_]
@@ -124,11 +125,10 @@ def _cell(text: str) -> str:
 
 
 def _parquet(signals: Signals) -> memoryview:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError('Parquet needs pyarrow: pip install "driftproof[parquet]"') from error
+    require("Parquet", "parquet", "pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
     columns = {name: pyarrow.array(column, from_pandas=True) for name, column in signals.columns().items()}
     columns["timestamp"] = columns["timestamp"].cast(pyarrow.timestamp("us", tz="UTC"))
     sink = pyarrow.BufferOutputStream()
