@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).parents[1]
+INTERNAL = ("cli", "runs")
+"""Packages that only the library itself imports."""
 
 
 class _Page(HTMLParser):
@@ -61,9 +64,23 @@ def _dead(pages: dict[Path, _Page]) -> list[str]:
     return dead
 
 
+def _public_names() -> list[str]:
+    """All names in the ``__all__`` of the packages that users import."""
+    names = []
+    for path in sorted((ROOT / "src" / "driftproof").glob("*/__init__.py")):
+        for node in ast.parse(path.read_text()).body:
+            is_public = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+            if is_public and path.parent.name not in INTERNAL:
+                names += [f"driftproof.{path.parent.name}.{name}" for name in ast.literal_eval(node.value)]
+    assert len(names) > 100
+    return names
+
+
 def test_site_builds_without_warnings_and_has_no_dead_link(tmp_path):
     pages = _built(tmp_path)
     dead = _dead(pages)
     assert not dead, "\n".join(dead)
     assert [address for page in pages.values() for address in page.loaded if urlsplit(address).netloc] == []
+    missing = [name for name in _public_names() if not any(name in page.anchors for page in pages.values())]
+    assert not missing, f"not in the API reference, for want of a docstring or of a page: {missing}"
     assert not any("arithmatex" in path.read_text() for path in pages), "a formula was not converted"

@@ -7,6 +7,7 @@ package gets a page under ``api/``, and formulas become MathML, which browsers s
 
 from __future__ import annotations
 
+import ast
 import html
 import posixpath
 import re
@@ -23,6 +24,13 @@ LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s#:]+)(?=[)#])")  # the target of a 
 CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 FORMULA = re.compile(r'<(div|span) class="arithmatex">\\([\[(])(.*?)\\[\])]</\1>', re.DOTALL)
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".json": "json", ".csv": "text"}
+MODULES = {
+    "optim": ("diagnostics", "functional"),
+    "pbt": ("ray_backend", "vectorized"),
+    "nn": ("policies",),
+    "settings": ("definition",),
+}
+"""Modules of packages that are public, too."""
 PICTURES = {".png", ".gif", ".svg"}
 
 _sources: dict[str, Path] = {}
@@ -42,11 +50,13 @@ def on_files(files: Files, config: Any) -> Files:
             _sources[uri] = source
             waiting.append(source)
 
-    for entry in _entries(config.nav):
+    entries = _entries(config.nav)
+    packages = [Path(entry).stem for entry in entries if entry.startswith("api/")]
+    for entry in entries:
         if entry.startswith("repository/"):
             add(ROOT / entry.removeprefix("repository/"))
         elif entry.startswith("api/"):
-            files.append(File.generated(config, entry, content=_reference(Path(entry).stem)))
+            files.append(File.generated(config, entry, content=_reference(Path(entry).stem, packages)))
     while waiting:
         source = waiting.pop()
         if source.suffix == ".md":
@@ -108,7 +118,60 @@ def _entries(nav: Any) -> list[str]:
     return [entry for part in (nav.values() if isinstance(nav, dict) else nav) for entry in _entries(part)]
 
 
-def _reference(name: str) -> str:
-    """The page of a package's public names: those in its ``__all__``."""
-    package = "driftproof" if name == "driftproof" else f"driftproof.{name}"
-    return f"# {package}\n\n::: {package}\n"
+def _reference(name: str, packages: list[str]) -> str:
+    """The page of a package: its public names, which are those in ``__all__``, and its public modules."""
+    if name == "driftproof":
+        return _overview(packages)
+    package = f"driftproof.{name}"
+    text = f"# {package}\n\n::: {package}\n"
+    for module in MODULES.get(name, ()):
+        path = f"{package}.{module}"
+        text += f"\n## {path}\n\n::: {path}\n    options:\n      heading_level: 3\n"
+    return text
+
+
+def _overview(packages: list[str]) -> str:
+    source = (PACKAGE / "__init__.py").read_text()
+    names = "\n".join(f"| [`{name}`][{home}.{name}] | `{home}` |" for name, home in _names(source).items())
+    rows = "\n".join(
+        f"| [`driftproof.{name}`]({name}.md) | {_docstring(PACKAGE / name / '__init__.py')} |"
+        for name in packages
+        if name != "driftproof"
+    )
+    return f"""# API reference
+
+{_docstring(PACKAGE / "__init__.py")}
+
+| package | contents |
+|---|---|
+{rows}
+
+Every public name is in the `__all__` of its package; nothing else is promised to stay. The most important ones can be
+imported from `driftproof` itself, with `from driftproof import DistributionalPPO`:
+
+| name | described in |
+|---|---|
+{names}
+"""
+
+
+def _names(source: str) -> dict[str, str]:
+    """The public names of ``driftproof`` itself, and the package where each is described."""
+    homes = {
+        alias.name: node.module
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    return {name: homes.get(name, "driftproof.ppo.DistributionalPPO") for name in _all(source)}
+
+
+def _all(source: str) -> list[str]:
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+def _docstring(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0].replace("\n", " ")

@@ -12,7 +12,7 @@ from driftproof.ppo.callbacks import SaveCheckpoints
 from driftproof.ppo.sb3_import import from_sb3, import_sb3
 from driftproof.ppo.tensor_vec_env import TensorVecEnv
 from driftproof.ppo.vector_env import GymnasiumVecEnv
-from driftproof.ppo.warm_start import warm_start
+from driftproof.ppo.warm_starts import warm_start
 from driftproof.settings.schedules import Cosine, Linear
 
 __all__ = [

@@ -303,7 +303,7 @@ class Persistent(ComponentTree):
 
 def _warm_started(agent: Self, checkpoint: Checkpoint) -> Self:
     """A new agent with the weights and statistics of a file."""
-    from driftproof.ppo.warm_start import warm_start
+    from driftproof.ppo.warm_starts import warm_start
 
     warm_start(agent, checkpoint)
     return agent
