@@ -138,10 +138,10 @@ def test_names_that_are_taken_are_refused(trained, capsys):
     ("arguments", "problem"),
     [
         (["train"], "give a CONFIG file, or --env ID"),
-        (["train", "CartPole-v1"], "CartPole-v1: there is no such file; an environment is given as --env ID"),
+        (["train", "CartPole-v1"], "CartPole-v1: no such file; to give an environment, use --env ID"),
         (["train", "--env", ""], "--env '' must be a Gymnasium id"),
         (["train", "--env", "tests.cli.worlds:"], "env.id: 'tests.cli.worlds:' cannot be made"),
-        (["train", "--env", "CartPole-v1", "--runs-dir", __file__], "test_commands.py is a file; give a folder"),
+        (["train", "--env", "CartPole-v1", "--runs-dir", __file__], "test_commands.py is a file: give a folder"),
         (["evaluate", "nowhere", "--attack", "foo"], "--attack 'foo' must be one of"),
         (["evaluate", "nowhere", "--attack", "mad", "--epsilon", "-1"], "--epsilon -1 must be above 0"),
         (["infer", "nowhere", "prices.csv", "--output", "signals.txt"], "must end in .csv or .parquet"),
@@ -149,11 +149,11 @@ def test_names_that_are_taken_are_refused(trained, capsys):
         (["train", "--env", "CartPole-v1", "--set", "ppo.gama=1"], "--set ppo.gama=1: ppo.gama: unknown"),
         (["train", "--env", "CartPole-v1", "--set", "sequence_length=600"], "sequence_length=600 is longer than"),
         (["tune", "--env", "CartPole-v1", "--set", "pbt.hyperparams.0.name=num_atoms"], "cannot be searched"),
-        (["train", "--env", "CartPole-v1", "--name", "a/b"], "--name 'a/b' must be the name of a folder"),
+        (["train", "--env", "CartPole-v1", "--name", "a/b"], "--name 'a/b' must be a folder name, not a path"),
         (["train", "--resume", "x", "--env", "CartPole-v1"], "leave out --env"),
         (["train", "--resume", "nowhere"], "there is no run 'nowhere'"),
         (["evaluate", "nowhere"], "there is no run 'nowhere'"),
-        (["evaluate", "nowhere", "--epsilon", "0.1"], "--epsilon is the size of an --attack's"),
+        (["evaluate", "nowhere", "--epsilon", "0.1"], "--epsilon is the perturbation size of --attack"),
         (["config", "nowhere.yaml"], "nowhere.yaml: No such file or directory"),
     ],
 )
@@ -177,12 +177,12 @@ def test_an_environment_that_breaks_is_told(capsys, tmp_path):
 def test_an_environment_that_breaks_in_evaluation_is_told(trained, capsys):
     folder, _ = trained
     line = error(capsys, "evaluate", folder, "--env", "tests.cli.worlds:Broken-v0", "--episodes", 40)
-    assert re.search(r"Broken-v0 failed in evaluation: ValueError in .*worlds.py:\d+: the pole has burst", line)
+    assert re.search(r"Broken-v0 failed during evaluation: ValueError in .*worlds.py:\d+: the pole has burst", line)
     # Processes of environments say themselves why they end, and the command does in its last line.
     options = ["--env", "tests.cli.worlds:Broken-v0", "--set", "env.vectorization=processes"]
     code, _, errors = run("evaluate", folder, *options)
     assert code == 1
-    assert "failed in evaluation: EOFError" in errors.splitlines()[-1]
+    assert "failed during evaluation: EOFError" in errors.splitlines()[-1]
 
 
 def test_an_agent_does_not_play_where_it_cannot(trained, capsys):
@@ -252,7 +252,7 @@ def test_a_population_is_tuned(capsys, tmp_path, backend):
     assert names >= {"evaluation.json", "tensorboard"}
     assert "member 1  update 4 of 4" in output
     took_over = [event for event in read_events(folder / "population.json") if event.kind == "exploit"]
-    assert all(f"member {event.member}  takes over from {event.donor}" in output for event in took_over)
+    assert all(f"member {event.member}  exploits member {event.donor}" in output for event in took_over)
     rows = read_metrics(folder / "metrics.jsonl")
     assert [row["drift/phase"] for row in rows[0]] == [0, 0, 1, 1]
     assert [row["drift/reward_scale"] for row in rows[1]] == [1, 1, 2, 2]
@@ -307,7 +307,7 @@ def test_config_checks_a_file(capsys):
     assert code == 0
     assert "59 updates of 2,048 steps, 16 minibatches of 512 samples each" in output
     assert "a population of 6 searches learning_rate, ent_coef, gae_lambda" in output
-    assert "all settings fit together" in output
+    assert "the configuration is valid" in output
 
 
 def test_warnings_are_one_line(tmp_path):
@@ -357,7 +357,7 @@ def test_a_disk_that_is_full_from_the_beginning(tmp_path):
     code, _, errors = run(*arguments, preexec=lambda: limited(100))
     assert code == 1
     (line,) = errors.splitlines()
-    assert f"no run can be written to {tmp_path}: File too large" in line
+    assert f"cannot write a run to {tmp_path}: File too large" in line
     assert not (tmp_path / "run").exists()
 
 
@@ -382,7 +382,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     assert code == 1, errors
     (line,) = errors.splitlines()
     assert line.endswith(
-        f"no run can be written to {tmp_path}/runs: Permission denied; choose another place, --runs-dir"
+        f"cannot write a run to {tmp_path}/runs: Permission denied; choose another folder with --runs-dir"
     )
     assert not list(tmp_path.iterdir())
 

@@ -148,7 +148,7 @@ def test_inspect_takes_a_run(tmp_path, capsys):
 def test_convert_refuses_what_needs_none(checkpoint, capsys):
     code, _, errors = call(capsys, "convert", checkpoint, checkpoint.with_name("new.zip"))
     assert code == 1
-    assert errors == f"driftproof: {checkpoint} already has today's format: there is nothing to convert\n"
+    assert errors == f"driftproof: {checkpoint} is in the present format: there is nothing to convert\n"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no checkpoint"])

@@ -76,7 +76,7 @@ def test_ctrl_c_finishes_the_update_saves_and_says_how_to_go_on(tmp_path):
     assert steps % 32 == 0
     first, second = errors.splitlines()
     assert "finishing this update" in first
-    assert f"stopped at step {steps:,} of 1,000,000,000; saved without running episodes" in second
+    assert f"stopped at step {steps:,} of 1,000,000,000; saved, except episodes in progress" in second
     assert f"in {tmp_path}/run. Resume" in second
     process.wait_until_alone()
     # What was logged ends with what was saved.
@@ -90,7 +90,7 @@ def test_ctrl_c_finishes_the_update_saves_and_says_how_to_go_on(tmp_path):
     code, _, errors = resumed.end_of()
     assert code == 130, errors
     assert "finishing this update" in errors
-    assert "saved without running episodes" in errors
+    assert "saved, except episodes in progress" in errors
     resumed.wait_until_alone()
 
 
@@ -98,7 +98,7 @@ def test_a_second_ctrl_c_stops_at_once_without_damage(tmp_path):
     process = start("train", *held(tmp_path), *LONG, "--runs-dir", tmp_path, "--name", "run")
     hold(tmp_path, process)
     process.send_to_all(signal.SIGINT)
-    process.wait_for(lambda: "once more stops at once" in process.stderr_text)
+    process.wait_for(lambda: "press Ctrl-C again to stop at once" in process.stderr_text)
     process.send_to_all(signal.SIGINT)
     # The world still stands still.
     code, _, errors = process.end_of()
@@ -224,7 +224,7 @@ def test_a_second_ctrl_c_stops_a_population_at_once(tmp_path):
     (tmp_path / "hold").touch()
     process.wait_for((tmp_path / "held").exists)
     process.send_to_all(signal.SIGINT)
-    process.wait_for(lambda: "finishing the slices in training" in process.stderr_text)
+    process.wait_for(lambda: "finishing the members in training" in process.stderr_text)
     process.send_to_all(signal.SIGINT)
     code, _, errors = process.end_of()
     assert code == 130
@@ -333,7 +333,7 @@ def test_before_training_nothing_is_left(interrupted, tmp_path, point, number):
         code, errors = interrupted(point, signals, *TRAIN, "--runs-dir", tmp_path / "runs")
         assert code == 130, errors
         (line,) = errors.splitlines()
-        assert "interrupted" in line or f"stopped before anything was saved; {tmp_path}/runs/run is removed" in line
+        assert "interrupted" in line or f"stopped before anything was saved; {tmp_path}/runs/run was removed" in line
         assert not list(tmp_path.glob("runs/*"))
 
 
@@ -358,7 +358,7 @@ def test_twice_in_training_stops_at_once(interrupted, tmp_path):
     folder, new = tmp_path / "run", [*TRAIN, "--runs-dir", tmp_path]
     code, errors = interrupted("rollout", [signal.SIGINT, signal.SIGINT], *new)
     assert code == 130
-    assert f"stopped before anything was saved; {folder} is removed" in errors.splitlines()[-1]
+    assert f"stopped before anything was saved; {folder} was removed" in errors.splitlines()[-1]
     assert not folder.exists()
     code, errors = interrupted("update", [signal.SIGTERM, signal.SIGTERM], *new, call=3)
     assert code == 130
@@ -402,7 +402,7 @@ def test_a_population_in_one_process_saves_and_goes_on(interrupted, capsys, tmp_
     folder = tmp_path / "run"
     code, errors = interrupted("building population", [signal.SIGINT], *TUNE, "--runs-dir", tmp_path)
     assert code == 130
-    assert f"stopped before anything was saved; {folder} is removed" in errors
+    assert f"stopped before anything was saved; {folder} was removed" in errors
     assert not folder.exists()
     points = (("rollout", signal.SIGINT), ("report", signal.SIGTERM), ("update", signal.SIGHUP))
     for done, (point, number) in enumerate(points, 1):

@@ -130,7 +130,7 @@ def test_a_market_without_a_split_is_evaluated_on_the_last_bars(runs, capsys):
     assert sources["histories"][0]["symbols"]["ACME"][1] == str(bars_of_all.timestamps[279])
     code, output, _ = call(capsys, "train", "--resume", "market", "--runs-dir", runs)
     assert code == 0
-    assert "no split is given: the last 30% of the bars are held out for evaluation" in output
+    assert "env.kwargs.split is not set: the last 30% of the bars are held out for evaluation" in output
     assert "trains on training split of ACME, 2000-01-01 to" in output
     assert "will be evaluated out of sample on held-out split of ACME, " in output
 
@@ -197,7 +197,7 @@ def test_one_path_gets_a_block_bootstrap(runs, capsys, tmp_path):
         result = json.loads((tmp_path / "one.json").read_text())
         assert len({round(value, 9) for value in result["returns"]}) == 1
         assert "interval: stationary block bootstrap over 119 bars, mean block " in output
-        assert "over 119 different bars, as many as 1.0 distinct paths have" in output
+        assert "cover 119 different bars, equal to 1.0 non-overlapping episodes" in output
         held = result["baselines"]["buy and hold"]
         intervals.append(held["interval"])
         assert held["interval"][0] < held["mean"] < held["interval"][1]
@@ -218,7 +218,7 @@ def test_attacks_in_a_history_have_no_interval_over_episodes(runs, capsys):
     options = ["--attack", "random", "--epsilon", 0.1, "--episodes", 3, "--runs-dir", runs]
     code, output, errors = call(capsys, "evaluate", "market", *options)
     assert code == 0, errors
-    assert "no intervals: episodes share bars" in output
+    assert "no confidence intervals: episodes share bars" in output
     results = saved(runs, "market", "attacks.json")["results"]
     assert [(result["low"], result["high"]) for result in results] == [(None, None)] * 2
     assert call(capsys, "report", "market", "--runs-dir", runs)[0] == 0
@@ -241,10 +241,10 @@ def test_repeats_of_one_path_elsewhere_have_no_interval(runs, capsys, tmp_path):
     assert code == 0, errors
     result = json.loads((tmp_path / "fixed" / "evaluation.json").read_text())
     assert result["interval"] is None
-    assert "interval: 2 episodes repeat one path" in output
+    assert "interval: all 2 episodes are identical" in output
     assert re.search(r"agent +4 +– +0", output)
     call(capsys, "report", "fixed", "--runs-dir", tmp_path)
-    assert "no interval: 2 episodes repeat one path" in (tmp_path / "fixed" / "report.html").read_text()
+    assert "no interval: all 2 episodes are identical" in (tmp_path / "fixed" / "report.html").read_text()
 
 
 def test_a_drifting_world_is_evaluated_where_training_ended(runs, capsys):
@@ -263,7 +263,7 @@ def test_a_drifting_world_is_evaluated_where_training_ended(runs, capsys):
     assert error(capsys, "evaluate", "drifting", "--phase", 9, "--runs-dir", runs) == (
         "--phase 9: the drift has the phases 0, 1, 2, 3"
     )
-    assert "has no drift, and so no phases: leave out --phase 1" in error(
+    assert "does not drift and has no phases: leave out --phase 1" in error(
         capsys, "evaluate", "pole", "--phase", 1, "--runs-dir", runs
     )
 

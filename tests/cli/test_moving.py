@@ -61,10 +61,8 @@ def test_a_run_that_was_moved_says_what_is_missing_and_takes_it(started, capsys,
     monkeypatch.chdir(tmp_path)
     try:
         said = error(capsys, "evaluate", "there/market")
-        assert said.startswith(
-            f"prices.csv, which the run was started with, is not here: it was {started}/prices.csv ("
-        )
-        assert said.endswith("or point to it: --set env.kwargs.data=PATH")
+        assert said.startswith(f"prices.csv, a file of this run, is missing: it was {started}/prices.csv (")
+        assert said.endswith("or give its path: --set env.kwargs.data=PATH")
         there = ["--set", "env.kwargs.data=renamed.csv"]
         code, output, errors = call(capsys, "evaluate", "there/market", *there)
         assert code == 0, errors

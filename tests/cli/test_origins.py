@@ -45,7 +45,7 @@ def checkpoints(folder):
 
 def test_a_run_begins_with_another(source, runs, capsys):
     folder, output = trained(capsys, runs, "second", "--from", "first")
-    assert f"begins with {source}" in output
+    assert f"starts from {source}" in output
     assert "loaded: policy, return_scale, normalizer, optimizer, vgs" in output
     assert load(folder / "config.yaml") == load(source / "config.yaml")
     before, first, later = checkpoints(source)[-1], read(folder / "origin.zip"), checkpoints(folder)

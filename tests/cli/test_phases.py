@@ -90,7 +90,7 @@ def test_of_very_many_phases_some_are_evaluated(runs, capsys, tmp_path):
     drift = "env.drift=[{kind: reward_scale, schedule: {kind: sudden, every: 1}}]"
     options = ["--set", drift, "--episodes", 1, "--runs-dir", runs, "--output", tmp_path / "phases.json"]
     _, output, _ = call(capsys, "evaluate", "drifting", "--phases", *options)
-    assert "the drift has 48 different phases, of which 24 are evaluated" in output
+    assert "the drift has 48 different phases; 24 of them are evaluated" in output
     found = [each["values"]["reward_scale"] for each in phases_of(tmp_path / "phases.json")]
     assert (found[0], found[-1], found) == (0, 47, sorted(found))
     assert len(found) <= 24
@@ -134,9 +134,9 @@ def test_environments_that_have_played_their_episodes_are_not_followed():
 
 def test_mistakes_are_one_line(runs, capsys):
     said = error(capsys, "evaluate", "still", "--phases", "--runs-dir", runs)
-    assert said.startswith("CartPole-v1 has no drift, and so no phases: leave out --phases, or give a drift, such as")
+    assert said.startswith("CartPole-v1 does not drift and has no phases: leave out --phases, or add a drift, such as")
     said = error(capsys, "evaluate", "drifting", "--phases", "--attack", "mad", "--runs-dir", runs)
-    assert said == "--phases and --attack are two evaluations: give one of them at a time"
+    assert said == "--phases and --attack cannot be combined: run two evaluations"
     assert not (runs / "still" / "phases.json").exists()
 
 

@@ -62,7 +62,7 @@ def test_reports_are_written_where_runs_are(runs, capsys):
     code, output, _ = call(capsys, "report", runs / "market", "pole", "--runs-dir", runs)
     assert output == f"written to {runs}/report.html\n"
     assert "--output x.pdf must end in .html" in error(capsys, "report", "market", "--output", "x.pdf")
-    assert "there is no run 'nowhere'; in" in error(capsys, "report", "nowhere", "--runs-dir", runs)
+    assert "there is no run 'nowhere'; the runs in" in error(capsys, "report", "nowhere", "--runs-dir", runs)
 
 
 def test_signals_are_those_of_the_runs_features_in_both_modes(runs, capsys, monkeypatch, tmp_path):
@@ -90,13 +90,13 @@ def test_signals_are_those_of_the_runs_features_in_both_modes(runs, capsys, monk
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["market"], "give a file of prices, or --stream"),
-        (["market", "x.csv", "--stream"], "give a file of prices, or --stream"),
-        (["market", "--stream", "--output", "x.csv"], "--stream answers on standard output"),
+        (["market"], "give either a price file, or --stream"),
+        (["market", "x.csv", "--stream"], "give either a price file, or --stream"),
+        (["market", "--stream", "--output", "x.csv"], "--stream writes to standard output"),
         (["market", "nowhere.csv"], "nowhere.csv: there is no such file"),
         (["market", "PRICES", "--output", "x.txt"], "--output x.txt must end in .csv or .parquet"),
         (["market", "PRICES", "--buy", "-0.9"], "buy"),
-        (["market", "PRICES", "--column", "timestamp"], "--column timestamp must be a column's name"),
+        (["market", "PRICES", "--column", "timestamp"], "--column timestamp must be OURS=THEIRS"),
         (["market", "PRICES", "--column", "timestamp=Date"], "Date"),
         (["pole", "PRICES"], "the agent observes Box"),
     ],

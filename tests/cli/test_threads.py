@@ -47,4 +47,4 @@ def test_the_first_line_tells(capsys, tmp_path):
     assert output.splitlines()[0] == "CartPole-v1 with MlpPolicy, 1 torch thread (run.threads)"
     _, output, _ = call(capsys, "train", "--env", "CartPole-v1", *options, "--set", "run.threads=null")
     assert output.splitlines()[0].startswith("CartPole-v1 with MlpPolicy, 1 torch thread (")
-    assert "parameters are few: run.threads for more" in output
+    assert "parameters; set run.threads for more" in output

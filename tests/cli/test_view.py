@@ -42,8 +42,8 @@ def test_every_report_and_every_decision_is_a_line(told):
     assert all(sign in reports[-1] for sign in ("VGS factor", "critic divergence", "KL", "entropy"))
     took_over = [event for event in runner.scheduler.events if event.kind == "exploit"]
     assert took_over
-    assert [line.split("  ")[:2] for line in lines if "takes over" in line] == [
-        [f"member {event.member}", f"takes over from {event.donor}"] for event in took_over
+    assert [line.split("  ")[:2] for line in lines if "exploits member" in line] == [
+        [f"member {event.member}", f"exploits member {event.donor}"] for event in took_over
     ]
 
 

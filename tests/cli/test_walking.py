@@ -51,7 +51,7 @@ def test_every_window_is_a_run_and_all_tests_are_one_backtest(prices, tmp_path, 
     assert code == 0, errors
     root = tmp_path / "walk"
     assert sorted(path.name for path in root.glob("window_*")) == ["window_000", "window_001", "window_002"]
-    assert "window 2 of 3: trains 2020-04-01 to 2020-10-01, is tested 2020-10-01 to 2021-01-01" in output
+    assert "window 2 of 3: training 2020-04-01 to 2020-10-01, test 2020-10-01 to 2021-01-01" in output
     assert "out of sample, 2020-07-01 to 2021-02-03" in output
     assert "IN SAMPLE" not in output
     assert json.loads((root / "window_001" / "origin.json").read_text())["checkpoint"].startswith(
@@ -97,13 +97,13 @@ def test_no_window_knows_what_comes_after_it(prices, tmp_path, capsys):
 
 
 def test_mistakes_are_one_line(prices, tmp_path, capsys):
-    assert "give a CONFIG and a file of prices" in error(capsys, "walkforward")
+    assert "give a CONFIG and a price file" in error(capsys, "walkforward")
     (tmp_path / "market.yaml").write_text("")
     start = ["walkforward", tmp_path / "market.yaml", prices, "--runs-dir", tmp_path]
     assert "end before a test after 9y of training" in error(capsys, *start, "--train", "9y")
     assert "Invalid test: '6 moons'" in error(capsys, *start, "--test", "6 moons")
     assert not list(tmp_path.glob("walkforward*"))
-    assert "holds no walk-forward test" in error(capsys, "walkforward", "--resume", lone(tmp_path))
+    assert "is not a walk-forward test" in error(capsys, "walkforward", "--resume", lone(tmp_path))
 
 
 def lone(folder):

@@ -109,7 +109,7 @@ def test_the_command_prints_it_as_a_file(capsys):
     assert code == 0, errors
     assert loads(output) == migrate(EARLIER.read_text()).config
     assert "# model.params.microbatch_size: 32 is left out: minibatches go through the networks whole" in output
-    assert "notes are in the comments" in errors
+    assert "the comments at the top hold" in errors
     code, _, errors = call(capsys, "config", "--migrate")
     assert code == 1
     assert "--migrate converts a CONFIG file" in errors

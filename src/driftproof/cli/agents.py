@@ -1,4 +1,4 @@
-"""Finds the agents that commands are given: of a run, or of a checkpoint."""
+"""Find the agent that a command is given, as a run or as a checkpoint file."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Found:
 
     Attributes:
         checkpoint: Path of its checkpoint.
-        folder: Folder of its run, if known.
-        is_run: Whether the run was given, rather than one of its files.
-        trust: Modules whose code its files may name.
+        folder: Its run folder, if known.
+        is_run: Whether a run was given, not a checkpoint file.
+        trust: Modules that the agent's files may import classes and functions from.
     """
 
     checkpoint: Path
@@ -36,14 +36,14 @@ class Found:
     trust: Trust
 
     def config(self, overrides: list[str] | None = None) -> Config:
-        """The configuration of its run, or the default one, with overrides."""
+        """Configuration of its run, or the default configuration, with overrides applied."""
         from driftproof.config import load
 
         path = None if self.folder is None else own_file(self.folder, CONFIG)
         return load(path, overrides or (), self.trust)
 
     def config_to_play(self, overrides: list[str] | None = None) -> Config:
-        """The same, with the environment's files where they are now.
+        """Configuration as in :meth:`config`, with the current paths of the environment's files.
 
         Raises:
             CommandError: A file or a module of the environment is missing.
@@ -52,7 +52,7 @@ class Found:
         return config if self.folder is None else located(config, self.folder, overrides or ())
 
     def load(self, device: str = "cpu") -> DistributionalPPO:
-        """Load the agent, without an environment. No code in its file is run."""
+        """Load the agent without an environment. Code in the file is never executed."""
         from driftproof.config.names import foreign
         from driftproof.ppo import DistributionalPPO
 
@@ -65,37 +65,39 @@ class Found:
 def find(
     run: str, runs_dir: Path, member: int | None = None, best: bool = False, trusted: list[str] | None = None
 ) -> Found:
-    """Find the agent of a run, by its folder or name, or of a checkpoint.
+    """Find the agent of a run or of a checkpoint file.
 
     Args:
         run: Folder or name of a run, or path of a checkpoint.
-        runs_dir: Folder of run folders.
-        member: Id of a population's member; ``None``: the best.
+        runs_dir: Folder that holds the run folders.
+        member: Member of a population; ``None``: the best.
         best: Use the best checkpoint instead of the last.
-        trusted: Modules whose code its files may name.
+        trusted: Modules that the agent's files may import classes and functions from.
 
     Raises:
-        CommandError: There is none.
+        CommandError: There is no such agent.
     """
     path, trust = Path(run), trust_in(trusted)
     if not path.is_file():
         folder = runs.find(run, runs_dir)
         return Found(_checkpoint_of(folder, member, best), folder, is_run=True, trust=trust)
     if member is not None or best:
-        raise CommandError("--member and --best choose a checkpoint of a run: leave them out with a checkpoint")
+        raise CommandError("--member and --best select a checkpoint of a run: leave them out with a checkpoint file")
     owner = next((parent for parent in path.resolve().parents if (parent / CONFIG).is_file()), None)
     return Found(path, owner, is_run=False, trust=trust)
 
 
 def _checkpoint_of(folder: Path, member: int | None, best: bool) -> Path:
-    """The last or the best checkpoint of a run; of a population, that of a member or of the best member.
+    """Last or best checkpoint of a run; for a population, the checkpoint of a member or of the best member.
 
     Raises:
-        CommandError: There is none.
+        CommandError: The run has no such checkpoint.
     """
     if is_population(folder):
         if best:
-            raise CommandError(f"{folder} is a population, which keeps each member's last state: leave out --best")
+            raise CommandError(
+                f"{folder} is a population: each member keeps only its last checkpoint; leave out --best"
+            )
         return _member_of(folder, member)
     if member is not None:
         raise CommandError(f"{folder} is not a population: leave out --member")
@@ -104,7 +106,7 @@ def _checkpoint_of(folder: Path, member: int | None, best: bool) -> Path:
     store = CheckpointStore(folder / CHECKPOINTS)
     found: Path | None = store.best() if best else store.latest()
     if found is None and best and store.latest() is not None:
-        raise CommandError(f"no checkpoint in {folder} has a score, as no episode had ended; leave out --best")
+        raise CommandError(f"no checkpoint in {folder} has a score, since no episode has ended yet: leave out --best")
     if found is None:
         raise CommandError(f"there is no checkpoint in {folder} yet")
     return found
@@ -120,7 +122,8 @@ def _member_of(folder: Path, member: int | None) -> Path:
         member = saved[0]
     if member not in saved:
         raise CommandError(
-            f"{folder} has members 0 to {len(state.members) - 1}, of which {shortened(sorted(saved))} have been saved"
+            f"member {member} of {folder} has no checkpoint; of members 0 to {len(state.members) - 1}, "
+            f"{shortened(sorted(saved))} have been saved"
         )
     name = state.members[member].file
     assert name is not None

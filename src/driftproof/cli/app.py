@@ -46,7 +46,7 @@ _warned: set[str] = set()
 @app.callback(invoke_without_command=True)
 def _main(
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error came from.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show the Python traceback of errors.")] = False,
 ) -> None:
     global _shows_tracebacks
     _shows_tracebacks = traceback
@@ -56,7 +56,7 @@ def _main(
 
 
 def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that reports an interruption, which Typer would hide."""
+    """Wrap a command so that it reports an interruption, which Typer would hide."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -89,10 +89,10 @@ app.add_typer(data.app, name="data")
 
 
 def main() -> None:
-    """Run a command; errors of users are shown in one line."""
+    """Run a command and show user errors in one line, without a traceback."""
     warnings.showwarning = _show_warning
     warnings.simplefilter("once", UserWarning)
-    # Errors of the background writer are raised in this thread too, so that logging them would repeat them.
+    # Errors of the background writer are raised in this thread too; logging them would print them twice.
     logging.getLogger("driftproof").addHandler(logging.NullHandler())
     threading.excepthook = _show_thread_error
     try:
@@ -103,7 +103,7 @@ def main() -> None:
         if _shows_tracebacks or not (interrupts.came or is_mistake(error)):
             raise
         if interrupts.came and not is_mistake(error):
-            # An interrupted import or library has turned KeyboardInterrupt into another error.
+            # A library may catch KeyboardInterrupt and raise another error.
             _end(["driftproof: interrupted"], INTERRUPTED)
         _end(as_lines(error), USER_ERROR)
 

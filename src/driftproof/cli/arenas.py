@@ -1,4 +1,4 @@
-"""Environments of an evaluation, whose drift is held, and who plays in them."""
+"""Evaluation environments, whose drift is held in one phase, and the policies evaluated in them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from driftproof.runs.sources import History
 
 _UNSEEN = 2**30
-"""Added to the run's seed, so that evaluation uses other seeds than training."""
+"""Offset added to the run's seed, so that evaluation and training use different seeds."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Subject:
 
 @dataclass
 class World:
-    """One combination of values of the drift.
+    """One combination of values that the drift takes.
 
     Attributes:
-        time: Steps and episodes at which it first occurs.
+        time: Number of steps and of episodes at which it first occurs.
         values: Value of each change.
         phases: Numbers of the phases that have these values.
         is_seen: Whether it occurred in training.
@@ -61,7 +61,7 @@ class World:
 
     @property
     def note(self) -> str:
-        """What training had to do with it."""
+        """Whether training has seen these values."""
         if self.is_last:
             return "where training ended"
         return "seen in training" if self.is_seen else "not seen in training"
@@ -94,12 +94,12 @@ class Arena:
                 self._end = max(steps - 1, 0), max(episodes, 0)
             else:
                 self._end = max(subject.agent.num_timesteps // subject.settings.env.n_envs - 1, 0), 0
-            # All drift like the first one, if each has a seed of its own.
+            # Environments with different seeds would drift differently: all follow the first one's drift.
             self._states = (lasting_states(venv) or [])[:1]
         self._time: tuple[int, int] | None = None
 
     def worlds(self) -> list[World]:
-        """All combinations of values that stand for the drift, in the order in which they first occur."""
+        """All combinations of drift values, in the order in which they first occur."""
         let_drift(self.venv, self._states)
         (times,) = self.venv.env_method("drift_moments", *self._end, indices=[0])
         found: dict[tuple[Any, ...], World] = {}
@@ -113,7 +113,7 @@ class Arena:
         return list(found.values())
 
     def enter(self, phase: int | None, normalizer: str = "frozen") -> dict[str, Any]:
-        """Choose a phase of the drift, which is held in all episodes, and return what is evaluated on.
+        """Select a drift phase, hold it in all episodes, and return the scope of the evaluation.
 
         Args:
             phase: Number of the phase; ``None``: the one in which training ended.
@@ -141,29 +141,29 @@ class Arena:
         return self.scope({"phase": number, "values": values, "note": note}, normalizer)
 
     def hold(self, world: World) -> None:
-        """Stay in a world in all episodes."""
+        """Hold these drift values in all episodes."""
         self._time = world.time
 
     def restart(self) -> None:
-        """Return to the state that all who are evaluated start from."""
+        """Return to the state from which every policy is evaluated."""
         let_drift(self.venv, self._states)
         if self._time is not None:
             self.venv.env_method("set_drift_time", *self._time, hold=True)
 
     def _look(self, time: tuple[int, int]) -> tuple[int, dict[str, float]]:
-        """Phase and values at a time."""
+        """Drift phase and drift values at a time."""
         self.venv.env_method("set_drift_time", *time, indices=[0], hold=True)
         (drift,) = self.venv.env_method("get_wrapper_attr", "drift_values", indices=[0])
         return int(drift.pop("phase")), {str(name): float(value) for name, value in drift.items()}
 
     def scope(self, drift: Mapping[str, Any] | None = None, normalizer: str = "frozen") -> dict[str, Any]:
-        """What is evaluated on; see :func:`scope_of`."""
-        who = self.subject
-        return scope_of(who.agent, self.venv, who.settings, self.seed, who.trained, drift=drift, normalizer=normalizer)
+        """Scope of the evaluation; see :func:`scope_of`."""
+        of = self.subject
+        return scope_of(of.agent, self.venv, of.settings, self.seed, of.trained, drift=drift, normalizer=normalizer)
 
     @property
     def times(self) -> dict[str, Sequence[Any]] | None:
-        """Times of all rows by symbol, in a market's history."""
+        """Timestamps of all rows by symbol; ``None`` unless the environment replays market data."""
         if not self.venv.has_attr("history"):
             return None
         (markets,) = self.venv.get_attr("markets", indices=[0])
@@ -171,12 +171,12 @@ class Arena:
 
 
 class Following:
-    """Plays as an agent whose observation normaliser, if it has one, follows shifts of observations as in training.
+    """Policy of an agent whose observation normaliser, if any, keeps following observation shifts as in training.
 
-    Weights stay the same.
+    The weights do not change.
 
     Args:
-        agent: The agent; :meth:`restart` gives its normaliser back the state that it has now.
+        agent: The agent; :meth:`restart` resets its normaliser to the present state.
     """
 
     def __init__(self, agent: DistributionalPPO) -> None:
@@ -185,7 +185,7 @@ class Following:
         self._started: Any = None
 
     def restart(self) -> None:
-        """Undo what the normaliser has learned since."""
+        """Reset the normaliser to its state at construction."""
         self._started = None
         if self._normalizer is not None and self._state is not None:
             self._normalizer.load_state_dict(self._state)
@@ -193,9 +193,9 @@ class Following:
     def predict(
         self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
     ) -> Any:
-        """Like the agent's."""
+        """Same as the agent's ``predict``, after updating the normaliser."""
         if self._normalizer is not None:
-            # evaluate_policy leaves the flag set once an environment has played its episodes, and still acts there.
+            # evaluate_policy keeps stepping environments that have finished, with episode_start left set.
             goes_on = ~(episode_start & self._started) if self._started is not None else episode_start | True
             self._started = episode_start.copy()
             if goes_on.any():
@@ -206,7 +206,7 @@ class Following:
 
 @contextmanager
 def arena(subject: Subject, episodes: int, seed: int | None = None) -> Iterator[Arena]:
-    """Environments to evaluate an agent in, at most one per episode.
+    """Create environments to evaluate an agent in, at most one per episode.
 
     Args:
         subject: The agent and its settings.
@@ -214,7 +214,7 @@ def arena(subject: Subject, episodes: int, seed: int | None = None) -> Iterator[
         seed: Seed of the first environment; ``None``: one that training does not use.
 
     Raises:
-        CommandError: The agent has other spaces.
+        CommandError: The agent's spaces differ from the environment's.
     """
     from driftproof.cli.played import Played
     from driftproof.config import build_env
@@ -231,18 +231,18 @@ def arena(subject: Subject, episodes: int, seed: int | None = None) -> Iterator[
 
 
 def no_phases(env_id: str, option: str) -> CommandError:
-    """The error for an environment that does not drift."""
+    """Error for an environment that does not drift."""
     return CommandError(
-        f"{env_id} has no drift, and so no phases: leave out {option}, or give a drift, such as --set "
+        f"{env_id} does not drift and has no phases: leave out {option}, or add a drift, such as --set "
         "'env.drift=[{kind: reward_scale, schedule: {kind: sudden, every: 1000, values: [1, 2]}}]'"
     )
 
 
 def let_drift(venv: VecEnv, lasting: Sequence[Mapping[str, Any]] | None) -> bool:
-    """Restore the environments' drift as of the end of training.
+    """Restore the environments' drift to its state at the end of training.
 
     Returns:
-        Whether there is a state that fits; otherwise, drift starts from the beginning.
+        Whether a drift state was restored; otherwise the drift starts from the beginning.
     """
     from driftproof.ppo.environments import restore_lasting
 
@@ -251,12 +251,12 @@ def let_drift(venv: VecEnv, lasting: Sequence[Mapping[str, Any]] | None) -> bool
     try:
         return restore_lasting(venv, [lasting[0]] * venv.num_envs)
     except (*DAMAGES, AssertionError, RuntimeError) as error:
-        what = f"the checkpoint's state of the drift does not fit the environment: {described(error)}"
-        raise CommandError(f"{what}; give --env, to evaluate without the state of the drift") from error
+        what = f"the drift state in the checkpoint does not fit the environment: {described(error)}"
+        raise CommandError(f"{what}; give --env to evaluate without the drift state") from error
 
 
 def normalized(agent: DistributionalPPO, venv: VecEnv) -> VecEnv:
-    """The environments with the agent's observation normaliser, not updated."""
+    """Wrap environments in the agent's observation normaliser, with frozen statistics."""
     from stable_baselines3.common.vec_env import VecNormalize
 
     wrapped = agent.normalizer.wrapped(venv)
@@ -266,7 +266,7 @@ def normalized(agent: DistributionalPPO, venv: VecEnv) -> VecEnv:
 
 
 def _check_spaces(agent: DistributionalPPO, venv: VecEnv, env_id: str) -> None:
-    """Refuse environments with other spaces; bounds of observations may differ, as under drift."""
+    """Refuse environments whose spaces differ from the agent's; observation bounds may differ, as under drift."""
     for what, known, given in (
         ("observation", agent.observation_space, venv.observation_space),
         ("action", agent.action_space, venv.action_space),
@@ -276,5 +276,5 @@ def _check_spaces(agent: DistributionalPPO, venv: VecEnv, env_id: str) -> None:
 
 
 def _kind(space: Any) -> tuple[Any, ...]:
-    """What two spaces must have in common; agents have images' channels first, environments last."""
+    """Properties that must match; shapes are sorted, since agents have images channels first, environments last."""
     return type(space), sorted(space.shape or ()), getattr(space, "n", None)

@@ -20,28 +20,33 @@ if TYPE_CHECKING:
     from driftproof.config import Config
 
 _COST = 0.0002
-"""Commission and slippage of the market environments, unless a run has others."""
+"""Default cost of trading: commission and slippage of the market environments."""
 
 
 def backtest(
     run: Agent,
-    prices: Annotated[Path, typer.Argument(metavar="DATA", help="Prices: .csv or .parquet.")],
-    start: Annotated[str | None, typer.Option("--start", metavar="DATE", help="First day.")] = None,
-    end: Annotated[str | None, typer.Option("--end", metavar="DATE", help="Day to end before.")] = None,
+    prices: Annotated[Path, typer.Argument(metavar="DATA", help="Price file, .csv or .parquet.")],
+    start: Annotated[str | None, typer.Option("--start", metavar="DATE", help="First day, inclusive.")] = None,
+    end: Annotated[str | None, typer.Option("--end", metavar="DATE", help="Last day, exclusive.")] = None,
     cost: Annotated[
-        float | None, typer.Option("--cost", min=0, help="Share of the value traded. Default: as the run's.")
+        float | None,
+        typer.Option("--cost", min=0, help="Trading cost as a fraction of the value traded. Default: the run's."),
     ] = None,
     financing: Annotated[
-        float, typer.Option("--financing", min=0, help="Cost of short positions per year, as a share.")
+        float, typer.Option("--financing", min=0, help="Yearly cost of short positions, as a fraction.")
     ] = 0.01,
     trials: Annotated[
         int | None,
-        typer.Option("--trials", min=1, help="Agents that this one was selected from. Default: the population's."),
+        typer.Option(
+            "--trials",
+            min=1,
+            help="Agents this one was selected from, for the deflated Sharpe ratio. Default: the population's.",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for tables of equity and trades, and backtest.json.")
+        Path | None, typer.Option("--out", help="Folder to write equity and trade tables and backtest.json to.")
     ] = None,
-    format: Annotated[Literal["csv", "parquet"], typer.Option("--format", help="Of the tables.")] = "csv",
+    format: Annotated[Literal["csv", "parquet"], typer.Option("--format", help="File format of the tables.")] = "csv",
     column: Column = None,
     timezone: Timezone = None,
     day_first: DayFirst = None,
@@ -53,9 +58,9 @@ def backtest(
     runs_dir: RunsDir = Path("runs"),
     trust: Trusted = None,
 ) -> None:
-    """What an agent would have earned at these prices after costs, next to baselines.
+    """Backtest an agent on a price file, after costs, next to baselines.
 
-    Prices that it was trained on are marked IN SAMPLE.
+    Results on prices that the agent was trained on are marked IN SAMPLE.
     """
     found = agents.find(run, runs_dir, member, best, trust)
     load = data.load_options(found, data.names_of(prices), column, timezone, day_first, raw, max_gap, any_frequency)
@@ -104,15 +109,15 @@ def _run(
 
 
 def cost_of(config: Config | None) -> float:
-    """Cost of trading in a run's market, as a share of the value traded."""
+    """Cost of trading in a run's market, as a fraction of the value traded."""
     kwargs = {} if config is None else config.env.kwargs
     return float(kwargs.get("commission", _COST / 2)) + float(kwargs.get("slippage", _COST / 2))
 
 
 def _trials(found: agents.Found) -> tuple[int, list[agents.Found]]:
-    """Number of trials that an agent was selected from, and those whose agents are still there.
+    """Number of trials that an agent was selected from, and the trials whose agents still exist.
 
-    In a population, every set of hyper-parameters that a member began or went on with is a trial.
+    In a population, each set of hyper-parameters that a member started or continued with is a trial.
     """
     from dataclasses import replace
 
@@ -164,7 +169,7 @@ def show(result: Backtest) -> None:
 
 
 def _performances(part: Part) -> str:
-    """Statistics of all accounts side by side, and of the agent in each market."""
+    """Statistics of all accounts side by side, then of the agent in each market."""
     rows = [["", *part.performances], *zip(_ROWS, *map(_cells, part.performances.values()), strict=True)]
     text = table(rows, 1)
     if part.markets:
@@ -174,7 +179,7 @@ def _performances(part: Part) -> str:
 
 
 _MOST_MARKETS = 20
-"""Markets that are shown one by one; all are in files."""
+"""Largest number of markets shown one by one; the files list all of them."""
 _ROWS = (
     *(
         "return",
@@ -215,7 +220,7 @@ def _percent(value: float | None) -> str:
 
 
 def write(result: Backtest, content: dict[str, Any], folder: Path, format: str) -> list[Path]:
-    """Write tables of equity and trades, and all numbers, to a folder; returns the paths."""
+    """Write equity tables, trade tables and all statistics to a folder; returns the paths."""
     from driftproof.backtest.files import equity_table, trades_table, write_table
 
     folder.mkdir(parents=True, exist_ok=True)

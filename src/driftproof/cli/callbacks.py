@@ -20,7 +20,7 @@ _SECONDS_BETWEEN_GLANCES = 0.2
 
 
 class LogDrift(BaseCallback):
-    """Logs the drift of the first environment, as its ``info`` reports it."""
+    """Log the drift of the first environment, as reported in its ``info``."""
 
     def _on_step(self) -> bool:
         return True
@@ -31,13 +31,13 @@ class LogDrift(BaseCallback):
 
 
 class LogRun(BaseCallback):
-    """Writes the metrics of every update to the run folder, and shows them.
+    """Write the metrics of every update to the run folder, and show them.
 
-    Stable-Baselines3 would write them one update late, and never those of the last update.
+    Stable-Baselines3 would write metrics one update late, and omit those of the last update.
 
     Args:
         run: The run folder.
-        status: Status that is shown.
+        status: Status to update.
         screen: Screen that shows the status.
     """
 

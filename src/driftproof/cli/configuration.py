@@ -19,20 +19,20 @@ def config(
     config: ConfigFile = None,
     env: EnvId = None,
     overrides: Overrides = None,
-    schema: Annotated[bool, typer.Option("--schema", help="Print a JSON Schema, with which editors complete.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print a JSON Schema, for completion in editors.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Print all settings instead of checking them.")] = False,
     migrate: Annotated[
         bool,
-        typer.Option("--migrate", help="Print today's form of a CONFIG of the earlier system (model:, training:)."),
+        typer.Option("--migrate", help="Convert a CONFIG of the earlier system (model:, training:) and print it."),
     ] = False,
     trust: Trusted = None,
 ) -> None:
-    """Print all settings, or check a CONFIG. To check it, the agent and its environment are built."""
+    """Print all settings, or check a CONFIG by building the agent and its environment."""
     from driftproof.config import commented_yaml, json_schema, load
 
     if migrate:
         if config is None or schema or full or env or overrides:
-            raise CommandError("--migrate converts a CONFIG file, and takes no other options")
+            raise CommandError("--migrate converts a CONFIG file: give the file, and no other options")
         _migrate(config)
         return
     if schema:
@@ -46,13 +46,13 @@ def config(
 
 
 def _migrate(path: Path) -> None:
-    """Print a file in today's form; settings that are left out are listed in its comments."""
+    """Print a file converted to the present format; settings that were dropped are listed in comments."""
     from driftproof.config import migrate, read_text
 
     migrated = migrate(read_text(path), str(path))
     typer.echo(migrated.text, nl=False)
     if migrated.notes:
-        typer.echo(f"driftproof: {len(migrated.notes)} notes are in the comments at the top", err=True)
+        typer.echo(f"driftproof: the comments at the top hold {len(migrated.notes)} notes", err=True)
 
 
 def _check(settings: Config) -> None:
@@ -64,7 +64,8 @@ def _check(settings: Config) -> None:
     count = sum(parameter.numel() for parameter in agent.policy.parameters())
     cut = settings.batches
     say(
-        f"{settings.env.id}: sees {_described(agent.observation_space)}, does {_described(agent.action_space)}\n"
+        f"{settings.env.id}: observations {_described(agent.observation_space)}, "
+        f"actions {_described(agent.action_space)}\n"
         f"{settings.policy.name} with {count:,} parameters on {agent.device}\n"
         f"{settings.total_updates:,} updates of {settings.steps_per_update:,} steps, "
         f"{agent.optimizer_steps_per_update} minibatches of {cut.per_batch * cut.sequence_length} samples each, in "
@@ -73,9 +74,9 @@ def _check(settings: Config) -> None:
     if searches:
         names = ", ".join(item.name for item in settings.pbt.hyperparams)
         say(f"a population of {settings.pbt.population_size} searches {names or 'nothing'}")
-    say("all settings fit together")
+    say("the configuration is valid")
 
 
 def _described(space: Any) -> str:
-    """A space without the numbers of its bounds."""
+    """A space as text, without its bounds."""
     return f"{type(space).__name__}{list(space.shape)}" if type(space).__name__ == "Box" else str(space)

@@ -1,4 +1,4 @@
-"""``driftproof data check``, and the options with which commands read prices."""
+"""``driftproof data check``, and the options for reading price files."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from driftproof.config import Config
 
 MARKET = "driftproof/Market-v0"
-"""Id of the environment with prices from a file."""
+"""Id of the environment that replays prices from a file."""
 
-Timezone: TypeAlias = Annotated[str | None, typer.Option("--timezone", help="Of timestamps without an offset.")]
-MaxGap: TypeAlias = Annotated[
-    float | None, typer.Option("--max-gap", min=0, help="Longest time between bars, in days.")
+Timezone: TypeAlias = Annotated[
+    str | None, typer.Option("--timezone", help="Time zone of timestamps without a UTC offset.")
 ]
+MaxGap: TypeAlias = Annotated[float | None, typer.Option("--max-gap", min=0, help="Longest gap between bars, in days.")]
 Column: TypeAlias = Annotated[
     list[str] | None, typer.Option("--column", metavar="OURS=THEIRS", help="timestamp=Stamp; repeatable.")
 ]
 DayFirst: TypeAlias = Annotated[
-    bool | None, typer.Option("--day-first/--month-first", help="Whether 02/03/2024 is in March.")
+    bool | None, typer.Option("--day-first/--month-first", help="Read 02/03/2024 as 2 March, or as 3 February.")
 ]
-Raw: TypeAlias = Annotated[bool, typer.Option("--raw", help="Do not scale prices to a column of adjusted closes.")]
+Raw: TypeAlias = Annotated[bool, typer.Option("--raw", help="Do not adjust prices to the column of adjusted closes.")]
 AnyFrequency: TypeAlias = Annotated[
-    bool, typer.Option("--any-frequency", help="Allow bars of another frequency than those trained on.")
+    bool, typer.Option("--any-frequency", help="Accept bars of another frequency than in training.")
 ]
 
-app = typer.Typer(help="Look at files of prices.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Check price files.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
@@ -42,14 +42,14 @@ def _data() -> None:
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Prices: .csv or .parquet.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Price file, .csv or .parquet.")],
     column: Column = None,
     timezone: Timezone = None,
     day_first: DayFirst = None,
     raw: Raw = False,
     max_gap: MaxGap = None,
 ) -> None:
-    """Show how a file of prices is read, and what looks wrong in it: columns, dates, zone, frequency, gaps, splits."""
+    """Show how a price file is read (columns, dates, time zone, frequency), and suspect data: gaps, splits."""
     from driftproof.envs import check_market_data
 
     given = _given(column, timezone, day_first, raw, max_gap)
@@ -72,18 +72,18 @@ def load_options(
     max_gap: float | None,
     any_frequency: bool,
 ) -> dict[str, Any]:
-    """Arguments of ``load_market_data``: those of the run that the agent was trained in, and those given.
+    """Arguments of ``load_market_data``: those of the agent's run, overridden by those given.
 
     Args:
         found: The agent.
-        names: Names of the data's columns. Recorded names that it does not have are left out, so that its columns are
-            recognised as in any file.
+        names: Column names of the data. Recorded names that are missing there are dropped, so that its columns are
+            recognised automatically.
         column: Names of columns given, as ``OURS=THEIRS``.
-        timezone: Zone given.
-        day_first: Order of day and month given.
-        raw: Whether prices are not to be adjusted.
+        timezone: Time zone given.
+        day_first: Whether dates are given with the day first.
+        raw: Whether to leave prices unadjusted.
         max_gap: Longest gap given.
-        any_frequency: Whether bars of another frequency are allowed.
+        any_frequency: Whether to accept bars of another frequency than in training.
     """
     recorded = dict(found.config().env.kwargs.get("load") or {}) if found.folder is not None else {}
     if any_frequency:
@@ -97,7 +97,7 @@ def load_options(
 
 
 def record(config: Config) -> Config:
-    """The configuration with the decisions that were taken in reading its prices, for its run folder."""
+    """Copy of a configuration that records how its price file was read, for the run folder."""
     data = config.env.kwargs.get("data")
     if config.env.id != MARKET or not isinstance(data, str):
         return config
@@ -112,7 +112,7 @@ def record(config: Config) -> Config:
 
 
 def training_of(found: Found) -> Training | None:
-    """What an agent was trained on; ``None`` if it is not known."""
+    """Description of the data an agent was trained on; ``None``: unknown."""
     from driftproof.backtest.engine import Training
     from driftproof.cli import scopes
 
@@ -129,7 +129,7 @@ def training_of(found: Found) -> Training | None:
 
 
 def names_of(prices: Path) -> list[str]:
-    """Names of a file's columns; of a file that cannot be read none, since reading it will tell."""
+    """Column names of a file; empty if it cannot be read, since loading it will raise the error."""
     from driftproof.envs.market_files import column_names
 
     try:
@@ -143,7 +143,10 @@ def _given(
 ) -> dict[str, Any]:
     pairs = [item.partition("=") for item in column or ()]
     if wrong := [name + equals + theirs for name, equals, theirs in pairs if not (name and theirs)]:
-        raise CommandError(f"--column {wrong[0]} must be a column's name here and in the file, such as timestamp=Date")
+        raise CommandError(
+            f"--column {wrong[0]} must be OURS=THEIRS: our name of a column and its name in the file, "
+            "such as timestamp=Date"
+        )
     options = {
         "columns": {name: theirs for name, _, theirs in pairs} or None,
         "timezone": timezone,

@@ -1,4 +1,4 @@
-"""Exit codes, and one-line messages for errors of the user."""
+"""Exit codes, and one-line messages for user errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from driftproof._text import printable
 
 USER_ERROR = 1
-"""Exit code for an error in a file, an argument or the system. The parser uses 2 for wrong usage."""
+"""Exit code for an error in a file, an argument or the system; 2 is the argument parser's, for wrong usage."""
 INTERRUPTED = 130
 
 _OURS = (
@@ -27,24 +27,24 @@ _OURS = (
 )
 _MOST_LINES = 20
 _LONGEST_LINE = 580
-"""Limits of messages: a file may hold any number of errors, of any length."""
+"""Limits of error messages, since a file may cause any number of errors, of any length."""
 
 
 class CommandError(Exception):
-    """A command failed; the message says why, and what to do."""
+    """A command failed; the message gives the cause and the remedy."""
 
 
 class Stopped(Exception):  # noqa: N818  Not an error.
-    """A command was interrupted; the message says how to resume it."""
+    """A command was interrupted; the message gives the command that resumes it."""
 
 
 def say(text: str = "") -> None:
-    """Print a command's output, which may hold names from files, without control characters."""
+    """Print output without the control characters that names from files may contain."""
     typer.echo("\n".join(printable(line, _LONGEST_LINE) for line in text.split("\n")))
 
 
 def is_mistake(error: BaseException) -> bool:
-    """Whether an error's message is enough for users, without a traceback."""
+    """Whether an error is a user error, shown by its message without a traceback."""
     kinds: list[Any] = [CommandError, OSError, MemoryError]
     for module, name in _OURS:
         # A class whose module is not imported cannot have been raised.
@@ -54,7 +54,7 @@ def is_mistake(error: BaseException) -> bool:
 
 
 def as_lines(error: BaseException) -> list[str]:
-    """An error's message: one line per problem, safe to print and shortened."""
+    """An error's message, one shortened and printable line per problem."""
     problems = getattr(error, "problems", [_described(error)])
     if (more := len(problems) - _MOST_LINES) > 0:
         problems = [*problems[:_MOST_LINES], f"{more:,} more problems"]
@@ -62,12 +62,12 @@ def as_lines(error: BaseException) -> list[str]:
 
 
 def as_line(text: object) -> str:
-    """A message, which may hold names from files, as one line."""
+    """A message as one printable line."""
     return f"driftproof: {printable(_spaced(str(text)), _LONGEST_LINE)}"
 
 
 def _spaced(text: str) -> str:
-    """The text without line breaks; a long text is shortened first."""
+    """Text without line breaks; a long text is shortened first."""
     if len(text) > 4 * _LONGEST_LINE:
         text = f"{text[: 2 * _LONGEST_LINE]} … {text[-2 * _LONGEST_LINE :]}"
     return re.sub(r"[ \t\r\n]+", " ", text).strip()
@@ -75,7 +75,7 @@ def _spaced(text: str) -> str:
 
 def _described(error: BaseException) -> str:
     if isinstance(error, MemoryError):
-        return f"there is not enough memory: {error}" if str(error) else "there is not enough memory for this"
+        return f"not enough memory: {error}" if str(error) else "not enough memory"
     if isinstance(error, OSError) and error.strerror and error.filename:
         name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
         return f"{name}: {error.strerror}"

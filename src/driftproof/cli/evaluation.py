@@ -34,34 +34,45 @@ ATTACKS = ("random", "mad", "critic", "learned")
 
 def evaluate(
     run: Agent,
-    episodes: Annotated[int | None, typer.Option("--episodes", min=1, help="Default: as configured.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the episodes.")] = None,
+    episodes: Annotated[
+        int | None, typer.Option("--episodes", min=1, help="Number of episodes. Default: run.evaluation_episodes.")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", min=0, help="Seed of the first environment. Default: one not used in training."),
+    ] = None,
     member: Member = None,
     best: Best = False,
-    stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample actions; default: the likeliest.")] = False,
+    stochastic: Annotated[
+        bool, typer.Option("--stochastic", help="Sample actions instead of taking the most probable ones.")
+    ] = False,
     attack: Annotated[
-        list[str] | None, typer.Option("--attack", help=f"Perturb observations: {', '.join(ATTACKS)}, all; repeatable.")
+        list[str] | None,
+        typer.Option("--attack", help=f"Attack the observations: {', '.join(ATTACKS)}, all; repeatable."),
     ] = None,
     epsilon: Annotated[
         list[float] | None,
         typer.Option("--epsilon", help="Perturbation size; repeatable. Default: 0.025, 0.05, 0.075."),
     ] = None,
     phase: Annotated[
-        int | None, typer.Option("--phase", min=0, help="Phase of the drift. Default: the one training ended in.")
+        int | None, typer.Option("--phase", min=0, help="Drift phase to evaluate in. Default: the last of training.")
     ] = None,
     phases: Annotated[
-        str | None, typer.Option("--phases", metavar="all", help="Every phase of the drift, earlier ones too.")
+        str | None, typer.Option("--phases", metavar="all", help="Evaluate in every drift phase.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", help="JSON file. Default: in the run's folder.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="JSON file to write. Default: in the run folder.")
+    ] = None,
     env: EnvId = None,
     overrides: Overrides = None,
     runs_dir: RunsDir = Path("runs"),
     trust: Trusted = None,
 ) -> None:
-    """Evaluate an agent on what its training has not seen, or say that it has. --attack perturbs its observations.
+    """Evaluate an agent, out of sample where possible. With --attack, evaluate it under adversarial attack.
 
-    The first line tells what it is evaluated on: split and dates of a market, seeds, and the phase of a drift, which is
-    held. A market without a split is evaluated on the bars that training leaves out, the last 30%.
+    The first line of output tells the scope: split and dates of market data, seeds, and the drift phase, which is held
+    fixed; data seen in training are marked IN SAMPLE. Without a split, market data are evaluated on the last 30% of
+    bars, which training leaves out.
     """
     from driftproof.state import read
 
@@ -69,7 +80,7 @@ def evaluate(
     _check_phases(phase, phases, bool(attack))
     found = agents.find(run, runs_dir, member, best, trust)
     if found.folder is None and env is None:
-        raise CommandError(f"{run} is not in a run folder: give --env, the environment to evaluate in")
+        raise CommandError(f"{run} is not in a run folder: name the environment to evaluate in with --env ID")
     changed = changes(env, overrides)
     settings = found.config_to_play(changed)
     use_threads(settings)
@@ -89,8 +100,8 @@ def evaluate(
     else:
         name, result = EVALUATION, measure(subject, episodes, seed, not stochastic, phase)
         show(result)
-    # Results are saved in the run folder only if the run itself was evaluated, with its own settings, where
-    # training ended.
+    # Save results in the run folder only if the run was evaluated with its own settings in the last drift phase of
+    # training.
     belongs = found.folder is not None and found.is_run and not changed and phase is None
     in_folder = own_file(found.folder, name) if found.folder is not None and belongs else None
     if target := output or in_folder:
@@ -99,7 +110,7 @@ def evaluate(
 
 
 def lasting_of(tree: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
-    """The state of the environments' drift in a checkpoint; ``None`` if it has none."""
+    """Drift state of the environments in a checkpoint; ``None``: not recorded."""
     rollout = tree.get("rollout")
     lasting = rollout.get("lasting") if isinstance(rollout, Mapping) else None
     is_known = isinstance(lasting, list) and all(isinstance(state, Mapping) for state in lasting)
@@ -110,22 +121,22 @@ def _check_attacks(attacks: list[str], epsilons: list[float]) -> None:
     if wrong := [name for name in attacks if name not in (*ATTACKS, "all")]:
         raise CommandError(f"--attack {wrong[0]!r} must be one of {', '.join(ATTACKS)}, or all")
     if epsilons and not attacks:
-        raise CommandError("--epsilon is the size of an --attack's perturbations: give --attack")
+        raise CommandError("--epsilon is the perturbation size of --attack: give --attack too")
     if far := [epsilon for epsilon in epsilons if not 0 < epsilon < math.inf]:
         raise CommandError(f"--epsilon {far[0]:g} must be above 0")
 
 
 def _check_phases(phase: int | None, phases: str | None, is_attacked: bool) -> None:
     if phases not in (None, "all"):
-        raise CommandError(f"--phases {phases!r} must be all; a single one is --phase N")
+        raise CommandError(f"--phases {phases!r} must be all; for a single phase use --phase N")
     if phases is not None and phase is not None:
-        raise CommandError("--phase and --phases exclude each other: give one of them")
+        raise CommandError("--phase and --phases exclude each other: give only one")
     if phases is not None and is_attacked:
-        raise CommandError("--phases and --attack are two evaluations: give one of them at a time")
+        raise CommandError("--phases and --attack cannot be combined: run two evaluations")
 
 
 def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: bool) -> None:
-    """Evaluate a trained agent, unless that has been done already, and print where the run is."""
+    """Evaluate a trained agent unless it has been evaluated already, and print its run folder."""
     from driftproof.ppo.environments import lasting_states
 
     target = own_file(folder, EVALUATION)
@@ -135,12 +146,12 @@ def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: boo
     if episodes := settings.run.evaluation_episodes:
         lasting = None if agent.env is None else lasting_states(agent.env)
         if not agent.ep_info_buffer:
-            say("no episode has ended yet; if none does, Ctrl-C: training is saved")
+            say("evaluating, though no episode ended in training; if none ends now, press Ctrl-C: training is saved")
         try:
             interrupts.check()  # A signal may have come at the very end of training.
             result = measure(Subject(agent, settings, lasting, scopes.trained_on(folder, settings)), episodes)
         except KeyboardInterrupt:
-            how = "for episodes that do not end, --set env.kwargs.max_episode_steps=1000"
+            how = "to limit episodes that do not end, add --set env.kwargs.max_episode_steps=1000"
             raise Stopped(
                 f"trained and saved in {folder}, not evaluated: driftproof evaluate {folder}; {how}"
             ) from None
@@ -152,14 +163,14 @@ def finish(agent: DistributionalPPO, settings: Config, folder: Path, is_new: boo
 def measure(
     subject: Subject, episodes: int, seed: int | None = None, deterministic: bool = True, phase: int | None = None
 ) -> dict[str, Any]:
-    """Returns of an agent and of baselines, in the same episodes.
+    """Evaluate an agent and baselines in the same episodes.
 
     Args:
         subject: The agent and its settings.
         episodes: Number of episodes.
         seed: Seed of the first episode; ``None``: one that training does not use.
         deterministic: Whether the agent takes its most probable actions.
-        phase: Phase of the drift; ``None``: the one that training ended in.
+        phase: Drift phase; ``None``: the one in which training ended.
     """
     settings = subject.settings
     with arena(subject, episodes, seed) as place:
@@ -176,7 +187,7 @@ def measure(
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Print what was evaluated on, the results as a table, and where intervals come from."""
+    """Print the scope of the evaluation, the results as a table, and how intervals were estimated."""
     scopes.show(result["scope"])
     rows = [("", "return", "95% interval", "deviation")]
     for name, each in {"agent": result, **result["baselines"]}.items():
@@ -254,19 +265,19 @@ def _attacked(
     scopes.show(scope)
     say(str(robustness))
     if is_history:
-        say("no intervals: episodes share bars")
+        say("no confidence intervals: episodes share bars")
     return {"scope": scope, **robustness.to_dict()}
 
 
 def write_json(target: Path, result: Mapping[str, Any]) -> None:
-    """Write results, with ``null`` for numbers that are not finite."""
+    """Write results as JSON, with ``null`` for non-finite numbers."""
     from driftproof.state import write_atomically
 
     write_atomically(target, [json.dumps(_finite(dict(result)), allow_nan=False).encode()])
 
 
 def _finite(value: Any) -> Any:
-    """Plain values for JSON, with ``null`` for numbers that are not finite, as the return of a diverged agent."""
+    """Values for JSON, with ``null`` for non-finite numbers, such as the return of a diverged agent."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -25,7 +25,7 @@ def inspect(
     best: Best = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Show what a checkpoint holds, and whether it is intact. No code in it is run."""
+    """Show the contents of a checkpoint and verify its checksums. Code in it is never executed."""
     from driftproof.state import inspect as inspect_file
 
     inspection = inspect_file(agents.find(run, runs_dir, member, best).checkpoint)
@@ -35,7 +35,7 @@ def inspect(
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="A checkpoint of an earlier format, or a Stable-Baselines3 zip.")],
+    source: Annotated[Path, typer.Argument(help="A checkpoint in an earlier format, or a Stable-Baselines3 zip.")],
     target: Annotated[Path, typer.Argument(help="The checkpoint to write.")],
     env: EnvId = None,
     config: Annotated[
@@ -45,26 +45,26 @@ def convert(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the target if it exists.")] = False,
     trust: Trusted = None,
 ) -> None:
-    """Convert an older file to a checkpoint of today's format. Anything left out is listed; no code in it is run.
+    """Convert a file in an earlier format, or of Stable-Baselines3, to a checkpoint. Code in it is never executed.
 
-    The agent is built for the environment with the settings given, and gets every tensor whose name and shape match.
-    For PPO and RecurrentPPO of Stable-Baselines3, networks and settings come from the file. The new file is a complete
-    checkpoint for `load`, `evaluate` and `train --from`.
+    An agent is built for the given environment and settings, and every tensor whose name and shape match is copied; the
+    rest is listed. For PPO and RecurrentPPO of Stable-Baselines3, networks and settings are read from the file. The
+    result is a complete checkpoint for `load`, `evaluate` and `train --from`.
     """
     from driftproof.state import legacy
 
     if _is_of_today(source):
-        raise CommandError(f"{source} already has today's format: there is nothing to convert")
+        raise CommandError(f"{source} is in the present format: there is nothing to convert")
     target = target if target.suffix else target.with_suffix(".zip")
     if target.exists() and not overwrite:
         raise FileExistsError(f"{target} exists: give another name, or --overwrite")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # It is in the report.
+        warnings.simplefilter("ignore", FutureWarning)  # The report lists it.
         found = legacy.read(source)
     if config is None and env is None and not overrides:
         raise CommandError(
-            f"{source} does not name the agent's environment: give --env ID, and --config FILE if its networks had "
-            "other settings than the defaults"
+            f"{source} does not name its environment: give --env ID, and --config FILE if its networks did not have "
+            "the default settings"
         )
     agent, report = _converted(found, read_config(config, env, overrides, trust))
     try:
@@ -75,7 +75,7 @@ def convert(
 
 
 def _converted(found: LegacyCheckpoint, settings: Config) -> tuple[DistributionalPPO, list[str]]:
-    """An agent with the states of the file that fit, and a report in lines."""
+    """Build an agent, copy the states that fit, and return it with the lines of a report."""
     from driftproof.config import build_agent
     from driftproof.ppo.legacy import adopt
     from driftproof.ppo.sb3_import import is_of_sb3
@@ -83,12 +83,12 @@ def _converted(found: LegacyCheckpoint, settings: Config) -> tuple[Distributiona
     if is_of_sb3(found):
         return _imported(found.source, settings)
     if settings.drift.layer_norm is None:
-        # Networks of that time had none.
+        # Networks of earlier formats had no layer normalisation.
         settings = settings.model_copy(update={"drift": settings.drift.model_copy(update={"layer_norm": False})})
     agent = build_agent(settings)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # It is in the report.
+            warnings.simplefilter("ignore", FutureWarning)  # The report lists it.
             return agent, adopt(agent, found)
     except BaseException:
         agent.env.close()  # type: ignore[union-attr]
@@ -96,7 +96,7 @@ def _converted(found: LegacyCheckpoint, settings: Config) -> tuple[Distributiona
 
 
 def _imported(source: str, settings: Config) -> tuple[DistributionalPPO, list[str]]:
-    """An agent imported from Stable-Baselines3, with the file's settings where none are given."""
+    """Import an agent from Stable-Baselines3; given settings override those of the file."""
     from driftproof.config.build import build_agent_env
     from driftproof.config.given import given_arguments
     from driftproof.ppo import import_sb3

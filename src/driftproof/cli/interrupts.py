@@ -1,9 +1,9 @@
-"""Handles Ctrl-C (SIGINT), a request to end (SIGTERM) and a closed terminal (SIGHUP).
+"""Handling of Ctrl-C (SIGINT), termination requests (SIGTERM) and a closed terminal (SIGHUP).
 
 The handlers are installed once, before a command starts, and stay until it ends, so that no signal is lost. By default
-the first signal raises ``KeyboardInterrupt``; inside :meth:`Interrupts.asking` it asks training to finish and save;
-inside :meth:`Interrupts.held` it is deferred. A second signal raises ``KeyboardInterrupt``. Requests are remembered: if
-code swallows the exception, the next :meth:`Interrupts.check` raises it again.
+the first signal raises ``KeyboardInterrupt``; inside :meth:`Interrupts.asking` it requests that training finishes and
+saves; inside :meth:`Interrupts.held` it is deferred. A second signal raises ``KeyboardInterrupt``. Requests are
+recorded: if code catches the exception, the next :meth:`Interrupts.check` raises it again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from driftproof.cli import terminal
 
 
 class Interrupts:
-    """Handles the signals that ask a command to stop.
+    """Handlers of the signals that stop a command.
 
-    Signals that were ignored before, as SIGHUP is under ``nohup``, still are.
+    Signals that were ignored before, as SIGHUP is under ``nohup``, stay ignored.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Interrupts:
 
     def _reset(self) -> None:
         self.came = False
-        """Whether a signal has asked to stop."""
+        """Whether a signal has requested a stop."""
         self._is_urgent = False
         self._answer: Callable[[], object] | None = None
         self._is_shielded = False
@@ -61,13 +61,13 @@ class Interrupts:
 
     @contextmanager
     def asking(self, stop: Callable[[], object]) -> Iterator[None]:
-        """Inside the block, the first signal calls ``stop``, which asks the running code to finish and save.
+        """Inside the block, the first signal calls ``stop``, which makes the running code finish and save.
 
         Raises:
             KeyboardInterrupt: A signal came before the block, or a second one inside.
         """
         before = self._answer
-        # A signal that came before was not handled by stop.
+        # A signal received before the block was not passed to stop.
         self.check()
         self._answer = stop
         try:
@@ -77,7 +77,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Defer the first signal until the end of the block, which must not be left incomplete.
+        """Defer the first signal until the end of the block, so that the block completes.
 
         Raises:
             KeyboardInterrupt: At the end, if a signal came; at once, if it is the second one.
@@ -88,7 +88,7 @@ class Interrupts:
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
-        """No signal interrupts the block, which must be short."""
+        """Block all signals inside a short block of code."""
         before, self._is_shielded = self._is_shielded, True
         try:
             yield
@@ -112,7 +112,7 @@ class Interrupts:
             self.came = True
             if self._answer is not None:
                 self._answer()
-        elif is_hangup:  # Shells send it repeatedly.
+        elif is_hangup:  # Shells send SIGHUP repeatedly.
             return
         else:
             self._is_urgent = True

@@ -19,14 +19,14 @@ from driftproof.runs import CONFIG, EVALUATION, METRICS, RETURN, is_population
 from driftproof.runs.folder import is_in_use
 
 _TAIL = 2**18
-"""Bytes at the end of the metrics that are read."""
+"""Number of bytes read from the end of the metrics file."""
 
 
 def list_runs(runs_dir: RunsDir = Path("runs")) -> None:
-    """List runs: environment, steps, training return, evaluation with what it was obtained on, and state."""
+    """List runs: environment, steps, training return, evaluation and its scope, and state."""
     folders = sorted(path.parent for path in runs_dir.glob(f"*/{CONFIG}"))
     if not folders:
-        raise CommandError(f"there are no runs in {runs_dir}; --runs-dir names another folder")
+        raise CommandError(f"there are no runs in {runs_dir}; give another folder with --runs-dir")
     head = ("run", "environment", "steps", "training return", "evaluation", "evaluated", "state")
     say(table([head, *(_row(folder) for folder in folders)]))
 

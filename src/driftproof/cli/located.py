@@ -1,4 +1,4 @@
-"""Finds the files and modules of a run that was moved, or is used from another folder."""
+"""Find the files and modules of a run that was moved or is used from another folder."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def located(config: Config, folder: Path, overrides: Collection[str] = ()) -> Config:
-    """The configuration of a run, with files where they are now.
+    """Configuration of a run with the current paths of its files.
 
-    A file that is not where the configuration says is searched where it was when the run was started, and next to the
-    run folder; it must have the same checksum.
+    A file that is missing at its configured path is looked up at its path when the run was started, and next to
+    the run folder; its checksum must match.
 
     Args:
         config: The configuration.
         folder: Run folder.
-        overrides: Overrides; files that they name are taken as they are.
+        overrides: Overrides of the configuration; files that they name are not looked up.
 
     Raises:
         CommandError: A file or a module is missing.
@@ -46,8 +46,8 @@ def located(config: Config, folder: Path, overrides: Collection[str] = ()) -> Co
         found = next((path for path in _candidates(file, given, folder) if _is_same(file, path)), None)
         if found is None:
             raise CommandError(
-                f"{given}, which the run was started with, is not here: it was {file.path} ({file.bytes:,} bytes, "
-                f"sha256 {file.sha256[:12]}). Put it there or next to {folder}, or point to it: "
+                f"{given}, a file of this run, is missing: it was {file.path} ({file.bytes:,} bytes, sha256 "
+                f"{file.sha256[:12]}) when the run was started. Put it there or next to {folder}, or give its path: "
                 f"--set {file.setting}=PATH"
             )
         _set(env, file.setting, str(found))
@@ -56,7 +56,7 @@ def located(config: Config, folder: Path, overrides: Collection[str] = ()) -> Co
 
 
 def is_same_data(before: Config, config: Config, folder: Path) -> bool:
-    """Whether two configurations' environments differ only in where files are, which are those of the run."""
+    """Whether the environments of two configurations differ only in the paths of identical files."""
     sources = read_sources(folder)
     if sources is None:
         return False

@@ -26,16 +26,24 @@ if TYPE_CHECKING:
 def infer(
     run: Agent,
     prices: Annotated[
-        Path | None, typer.Argument(metavar="DATA", help="Prices: .csv or .parquet. None with --stream.")
+        Path | None, typer.Argument(metavar="DATA", help="Price file, .csv or .parquet; omitted with --stream.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", help=".csv or .parquet. Default: signals.csv in the run's folder.")
+        Path | None,
+        typer.Option("--output", help="File to write, .csv or .parquet. Default: signals.csv in the run folder."),
     ] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Read CSV line by line, and answer each at once.")] = False,
-    buy: Annotated[float, typer.Option("--buy", help="Scores from here on up are BUY.")] = 0.6,
-    sell: Annotated[float, typer.Option("--sell", help="Scores from here on down are SELL.")] = -0.6,
-    deadzone: Annotated[float, typer.Option("--deadzone", help="Scores closer to 0 are HOLD.")] = 0.1,
-    cvar_alpha: Annotated[float | None, typer.Option("--cvar-alpha", help="Share of worst returns of cvar.")] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Read CSV lines from standard input and print a signal after each.")
+    ] = False,
+    buy: Annotated[float, typer.Option("--buy", help="Lowest score for BUY.")] = 0.6,
+    sell: Annotated[float, typer.Option("--sell", help="Highest score for SELL.")] = -0.6,
+    deadzone: Annotated[float, typer.Option("--deadzone", help="HOLD if |score| is below this.")] = 0.1,
+    cvar_alpha: Annotated[
+        float | None,
+        typer.Option(
+            "--cvar-alpha", help="Fraction of the worst returns averaged in cvar. Default: the agent's, or 0.1."
+        ),
+    ] = None,
     timezone: Timezone = None,
     max_gap: MaxGap = None,
     column: Column = None,
@@ -47,18 +55,18 @@ def infer(
     runs_dir: RunsDir = Path("runs"),
     trust: Trusted = None,
 ) -> None:
-    """Signals for prices: BUY, HOLD or SELL. With them a score, and the returns that the critics expect."""
+    """Compute trading signals (BUY, HOLD, SELL) from prices, with scores and the critics' return quantiles."""
     if stream != (prices is None):
-        raise CommandError("give a file of prices, or --stream to read them from standard input")
+        raise CommandError("give either a price file, or --stream to read prices from standard input")
     if stream and output is not None:
-        raise CommandError("--stream answers on standard output: leave out --output")
+        raise CommandError("--stream writes to standard output: leave out --output")
     if output is not None and output.suffix.lower() not in (".csv", ".parquet", ".pq"):
         raise CommandError(f"--output {output} must end in .csv or .parquet")
     found = agents.find(run, runs_dir, member, best, trust)
     if (target := output) is None:
         target = Path("signals.csv") if found.folder is None else own_file(found.folder, SIGNALS)
     options: dict[str, Any] = {"buy": buy, "sell": sell, "deadzone": deadzone, "cvar_alpha": cvar_alpha}
-    # Checkpoints do not store the features, but the run's configuration does.
+    # The features are stored in the run's configuration, not in checkpoints.
     options["features"] = None if found.folder is None else found.config().env.kwargs.get("features")
     lines: Iterable[str] = sys.stdin if stream else ()
     names = [] if prices is None else data.names_of(prices)
@@ -89,13 +97,13 @@ def _judge(found: agents.Found, prices: Any, target: Path, options: dict[str, An
 def _stream(found: agents.Found, lines: Iterable[str], options: dict[str, Any], load: dict[str, Any]) -> None:
     from driftproof.signals import stream
 
-    load.pop("adjust", None)  # Bars that come one by one are as they are.
+    load.pop("adjust", None)  # Streamed bars cannot be adjusted.
     stream(found.load(), lines, partial(print, flush=True), source="standard input", **load, **options)
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], object] | None]:
-    """Show a progress bar, on a terminal."""
+    """Show a progress bar if the output is a terminal."""
     if not sys.stdout.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -16,52 +16,57 @@ if TYPE_CHECKING:
     from driftproof.config import Config
 
 ConfigFile: TypeAlias = Annotated[
-    Path | None, typer.Argument(metavar="CONFIG", help="A YAML file; `driftproof config` shows all settings.")
+    Path | None, typer.Argument(metavar="CONFIG", help="YAML file; `driftproof config` shows all settings.")
 ]
-EnvId: TypeAlias = Annotated[str | None, typer.Option("--env", help="Gymnasium id, or module:Id; env.id.")]
+EnvId: TypeAlias = Annotated[str | None, typer.Option("--env", help="Gymnasium id, or module:Id; sets env.id.")]
 Overrides: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting: ppo.learning_rate=1e-4.")
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Override a setting, e.g. ppo.learning_rate=1e-4; repeatable."),
 ]
-Name: TypeAlias = Annotated[str | None, typer.Option("--name", help="Of the run's folder. Default: after the env.")]
-RunsDir: TypeAlias = Annotated[Path, typer.Option("--runs-dir", help="Where folders of runs are.")]
+Name: TypeAlias = Annotated[
+    str | None, typer.Option("--name", help="Name of the run folder. Default: from the environment's id.")
+]
+RunsDir: TypeAlias = Annotated[Path, typer.Option("--runs-dir", help="Folder that holds the run folders.")]
 Resume: TypeAlias = Annotated[
-    str | None, typer.Option("--resume", metavar="RUN", help="Resume a run, by its folder or name.")
+    str | None, typer.Option("--resume", metavar="RUN", help="Folder or name of a run to resume.")
 ]
 From: TypeAlias = Annotated[
     str | None,
-    typer.Option("--from", metavar="RUN", help="Begin with weights and statistics of a run, or a checkpoint."),
+    typer.Option("--from", metavar="RUN", help="Start with the weights and statistics of a run or checkpoint."),
 ]
-Agent: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="Folder or name of a run, or a checkpoint.")]
-Member: TypeAlias = Annotated[int | None, typer.Option("--member", min=0, help="Of a population. Default: the best.")]
-Best: TypeAlias = Annotated[bool, typer.Option("--best", help="The best checkpoint instead of the last.")]
+Agent: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="Folder or name of a run, or a checkpoint file.")]
+Member: TypeAlias = Annotated[
+    int | None, typer.Option("--member", min=0, help="Member of a population. Default: the best.")
+]
+Best: TypeAlias = Annotated[bool, typer.Option("--best", help="Use the best checkpoint instead of the last.")]
 Trusted: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--trust", metavar="MODULE", help="Import code of this module where a file names it; repeatable."),
+    typer.Option("--trust", metavar="MODULE", help="Module that files may import from; repeatable."),
 ]
 
 
 def read_config(
     config: Path | None, env: str | None, overrides: list[str] | None, trusted: list[str] | None = None
 ) -> Config:
-    """The configuration given by a command's options.
+    """Configuration given by a command's options.
 
     Raises:
-        CommandError: No option gives one, or the file does not exist.
+        CommandError: No configuration is given, or its file does not exist.
     """
     from driftproof.config import load
 
     if config is None and env is None and not overrides:
         raise CommandError("give a CONFIG file, or --env ID; `driftproof config` shows all settings")
     if config is not None and not config.exists():
-        raise CommandError(f"{config}: there is no such file; an environment is given as --env ID")
+        raise CommandError(f"{config}: no such file; to give an environment, use --env ID")
     return load(config, changes(env, overrides), trust_in(trusted))
 
 
 def trust_in(modules: list[str] | None) -> Trust:
-    """The modules that the user trusts; they may be in the working directory.
+    """Modules that the user trusts, which may be in the working directory.
 
     Raises:
-        CommandError: A name is not that of a module.
+        CommandError: A name is not a module name.
     """
     from driftproof._trust import Trust
 
@@ -79,15 +84,15 @@ def changes(env: str | None, overrides: list[str] | None) -> list[str]:
     """
     if env == "":
         raise CommandError("--env '' must be a Gymnasium id, or module:Id")
-    # In quotes, since a colon has a meaning in YAML.
+    # Quoted, since a colon is syntax in YAML.
     return [*([] if env is None else [f"env.id={json.dumps(env)}"]), *(overrides or [])]
 
 
 def check_resume(
     resume: str | None, config: Path | None, env: str | None, name: str | None, origin: str | None = None
 ) -> None:
-    """Refuse options that define a run together with ``--resume``."""
+    """Refuse options that define a new run if ``--resume`` is given."""
     options = {"CONFIG": config, "--env": env, "--name": name, "--from": origin}
     given = [option for option, value in options.items() if value is not None]
     if resume is not None and given:
-        raise CommandError(f"--resume uses the configuration in the run's folder: leave out {', '.join(given)}")
+        raise CommandError(f"--resume uses the configuration in the run folder: leave out {', '.join(given)}")

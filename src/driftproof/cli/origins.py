@@ -21,7 +21,7 @@ ORIGIN, AGENT = "origin.json", "origin.zip"
 
 @dataclass(frozen=True)
 class Origin:
-    """The agent that a run starts from.
+    """Agent that a run starts from.
 
     Attributes:
         found: The agent on disk.
@@ -32,7 +32,7 @@ class Origin:
     checkpoint: Checkpoint
 
     def config(self, env: str | None, overrides: list[str] | None) -> Config:
-        """The settings of the agent's run, or of its checkpoint, with overrides.
+        """Settings of the agent's run, or of its checkpoint, with overrides applied.
 
         Raises:
             CommandError: The environment is unknown, or the checkpoint has no settings.
@@ -45,7 +45,7 @@ class Origin:
             return self.found.config(changed)
         path = self.found.checkpoint
         if env is None and not any(change.startswith(("env=", "env.id=")) for change in changed):
-            raise CommandError(f"{path} does not name the agent's environment: give --env ID, or a CONFIG")
+            raise CommandError(f"{path} does not name its environment: give --env ID, or a CONFIG")
         tree, config = self.checkpoint.tree, self.checkpoint.config
         if not isinstance(config.get("settings"), dict) or not isinstance(config.get("n_envs"), int):
             raise CommandError(f"{path} has no settings to build an agent with: give a CONFIG")
@@ -53,11 +53,11 @@ class Origin:
             normalizer = tree.get("normalizer") or {}
             return config_from(config["settings"], config["n_envs"], normalizer, changed, self.found.trust)
         except ConfigError as error:
-            advice = f"these are settings of {path}: give a CONFIG file with the same networks"
+            advice = f"these settings come from {path}: give a CONFIG file with the same networks"
             raise ConfigError([*error.problems, advice]) from error
 
     def begin(self, agent: DistributionalPPO) -> dict[str, Any]:
-        """Copy what fits to the agent, and print a report; returns what to record in the run folder."""
+        """Copy the states that fit to the agent, and print a report; returns the record for the run folder."""
         from driftproof.ppo import warm_start
         from driftproof.state import CheckpointError
 
@@ -65,10 +65,10 @@ class Origin:
             report = warm_start(agent, self.checkpoint)
         except CheckpointError as error:
             raise CommandError(f"--from {self.found.checkpoint}: {error}") from error
-        say("\n".join([f"begins with {self.found.checkpoint}", *report]))
+        say("\n".join([f"starts from {self.found.checkpoint}", *report]))
         counters = self.checkpoint.tree.get("counters")
         steps = counters.get("num_timesteps") if isinstance(counters, dict) else None
-        # A damaged tree may hold integers of thousands of digits, which JSON cannot be written with.
+        # A damaged checkpoint may hold integers too long to write as JSON.
         is_count = type(steps) is int and 0 <= steps < 2**53
         where = {"checkpoint": str(self.found.checkpoint.resolve()), "created": self.checkpoint.created}
         return {**where, "num_timesteps": steps if is_count else None, "report": report}
@@ -77,16 +77,16 @@ class Origin:
 def find(
     source: str | None, runs_dir: Path, member: int | None, best: bool, trusted: list[str] | None
 ) -> Origin | None:
-    """The agent that ``--from`` names.
+    """Find the agent that ``--from`` names.
 
     Raises:
-        CommandError: There is none, or other options make no sense without it.
+        CommandError: There is no such agent, or ``--member`` or ``--best`` is given without ``--from``.
     """
     from driftproof.state import read
 
     if source is None:
         if member is not None or best:
-            raise CommandError("--member and --best choose the agent to start from: give --from RUN")
+            raise CommandError("--member and --best select the agent to start from: give --from RUN too")
         return None
     found = agents.find(source, runs_dir, member, best, trusted)
     checkpoint = read(found.checkpoint)
@@ -96,9 +96,9 @@ def find(
 
 
 def record(folder: Path, agent: DistributionalPPO, origin: dict[str, Any]) -> None:
-    """Save in the run folder the agent that the run starts from, and where it came from.
+    """Save the agent that the run starts from, and its origin, in the run folder.
 
-    A run that is interrupted before its first checkpoint starts from it again when it is resumed.
+    A run that is interrupted before its first checkpoint restarts from this agent when it is resumed.
     """
     from driftproof.state import write_atomically
 
@@ -107,7 +107,7 @@ def record(folder: Path, agent: DistributionalPPO, origin: dict[str, Any]) -> No
 
 
 def recorded(folder: Path) -> Checkpoint | None:
-    """The checkpoint that a run started from; ``None``: it started from scratch."""
+    """Checkpoint that a run started from; ``None``: it started from scratch."""
     from driftproof.state import read
 
     return read(folder / AGENT) if (folder / AGENT).is_file() else None

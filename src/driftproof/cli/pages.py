@@ -14,14 +14,17 @@ from driftproof.runs import REPORT, own_file
 
 
 def report(
-    run: Annotated[list[str], typer.Argument(metavar="RUN", help="Folders or names of runs, side by side.")],
+    run: Annotated[list[str], typer.Argument(metavar="RUN", help="Folders or names of runs to compare.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", help="Default: report.html in the run's folder, of several in --runs-dir."),
+        typer.Option(
+            "--output",
+            help="HTML file to write. Default: report.html in the run folder; for several runs, in --runs-dir.",
+        ),
     ] = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Write one HTML page that shows what runs did. It needs no network."""
+    """Write a self-contained HTML report on one or more runs; it loads nothing from the network."""
     from driftproof.report import write_report
 
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
@@ -37,13 +40,13 @@ def report(
 
 def export(
     run: Agent,
-    onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
+    onnx: Annotated[Path, typer.Option("--onnx", help="ONNX file to write.")],
     member: Member = None,
     best: Best = False,
     runs_dir: RunsDir = Path("runs"),
     trust: Trusted = None,
 ) -> None:
-    """Write an agent as an ONNX file: recurrent states are inputs and outputs, normalisation is included."""
+    """Export an agent to ONNX. Recurrent states are inputs and outputs; observation normalisation is included."""
     from driftproof.export import ExportError, export_onnx
 
     found = agents.find(run, runs_dir, member, best, trust)

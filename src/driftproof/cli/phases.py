@@ -1,4 +1,4 @@
-"""``driftproof evaluate --phases all``: what an agent achieves in every phase of its environment's drift."""
+"""``driftproof evaluate --phases all``: returns of an agent in every drift phase of its environment."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from driftproof.cli.errors import say
 from driftproof.cli.returns import interval_told, play, summary
 
 _MOST_WORLDS = 24
-"""Largest number of different values of the drift that an agent is evaluated with."""
+"""Largest number of different drift values that an agent is evaluated with."""
 _LONGEST = 60
 
 
 def measure_phases(
     subject: Subject, episodes: int, seed: int | None = None, deterministic: bool = True
 ) -> dict[str, Any]:
-    """Returns of an agent in every phase of the drift, which is held meanwhile.
+    """Evaluate an agent in every drift phase; the drift is held fixed during each.
 
-    The agent does not learn, but its observation normaliser follows shifts.
+    The weights do not change, but the observation normaliser follows shifts.
 
     Args:
         subject: The agent and its settings.
-        episodes: Number of episodes in each phase, which begin alike.
+        episodes: Number of episodes in each phase; all phases use the same seeds.
         seed: Seed of the first episode; ``None``: one that training does not use.
         deterministic: Whether the agent takes its most probable actions.
 
@@ -38,7 +38,7 @@ def measure_phases(
         scope = place.scope(normalizer="follows")
         worlds = place.worlds()
         if len(worlds) > _MOST_WORLDS:
-            say(f"the drift has {len(worlds):,} different phases, of which {_MOST_WORLDS} are evaluated")
+            say(f"the drift has {len(worlds):,} different phases; {_MOST_WORLDS} of them are evaluated")
             worlds = _some(worlds)
         seen, player, results = normalized(subject.agent, place.venv), Following(subject.agent), []
         for world in worlds:
@@ -53,7 +53,7 @@ def measure_phases(
 
 
 def phase_table(result: Mapping[str, Any]) -> str:
-    """Results as a text table."""
+    """Results of :func:`measure_phases` as a text table."""
     rows = [("phase", "drift", "return", "95% interval", "deviation", "")]
     for each in result["phases"]:
         values = ", ".join(f"{name} {value:.4g}" for name, value in each["values"].items())
@@ -72,7 +72,7 @@ def phase_table(result: Mapping[str, Any]) -> str:
 
 
 def _some(worlds: Sequence[World]) -> list[World]:
-    """Some worlds, evenly spaced, with the first and the last one and that in which training ended."""
+    """Evenly spaced selection that includes the first, the last, and the one in which training ended."""
     count, spaces = len(worlds), _MOST_WORLDS - 2
     chosen = {round(i * (count - 1) / spaces) for i in range(spaces + 1)}
     return [world for i, world in enumerate(worlds) if i in chosen or world.is_last]

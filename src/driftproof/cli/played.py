@@ -1,4 +1,4 @@
-"""Environments for evaluation, whose errors are shown in one line."""
+"""Evaluation environments whose errors are shown in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from driftproof.config.names import describe_error
 
 
 class Played(VecEnvWrapper):
-    """Reports errors of environments as :class:`CommandError`.
+    """Wrapper that raises environment errors as :class:`CommandError`.
 
     Args:
         venv: The environments.
@@ -38,10 +38,10 @@ class Played(VecEnvWrapper):
             raise self._broken(error) from error
 
     def close(self) -> None:
-        # A process that has ended cannot be closed, and its error is being raised already.
+        # A worker process that has died cannot be closed; its error is already being raised.
         with contextlib.suppress(*((EOFError, OSError) if self._is_broken else ())):
             super().close()
 
     def _broken(self, error: Exception) -> CommandError:
         self._is_broken = True
-        return CommandError(f"{self._env_id} failed in evaluation: {describe_error(error)}; fix it and retry")
+        return CommandError(f"{self._env_id} failed during evaluation: {describe_error(error)}; fix it and retry")

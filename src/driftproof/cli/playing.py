@@ -30,14 +30,16 @@ _SUFFIXES = (".gif", ".mp4")
 def play(
     run: Agent,
     output: Annotated[
-        Path | None, typer.Option("--output", help=".gif or .mp4. Default: play.gif in the run's folder.")
+        Path | None, typer.Option("--output", help="File to write, .gif or .mp4. Default: play.gif in the run folder.")
     ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Show it in a window instead.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show a window instead of writing a file.")] = False,
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Number of episodes.")] = 1,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the episodes.")] = None,
-    stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample actions; default: the likeliest.")] = False,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the first episode.")] = None,
+    stochastic: Annotated[
+        bool, typer.Option("--stochastic", help="Sample actions instead of taking the most probable ones.")
+    ] = False,
     phase: Annotated[
-        int | None, typer.Option("--phase", min=0, help="Phase of the drift. Default: the one training ended in.")
+        int | None, typer.Option("--phase", min=0, help="Drift phase to play in. Default: the last of training.")
     ] = None,
     member: Member = None,
     best: Best = False,
@@ -51,10 +53,10 @@ def play(
     from driftproof.state import read
 
     if output is not None and (show or output.suffix.lower() not in _SUFFIXES):
-        raise CommandError("--output must end in .gif or .mp4, and goes without --show")
+        raise CommandError("--output must end in .gif or .mp4, and cannot be combined with --show")
     found = agents.find(run, runs_dir, member, best, trust)
     if found.folder is None and env is None:
-        raise CommandError(f"{run} is not in a run folder: give --env, the environment to play in")
+        raise CommandError(f"{run} is not in a run folder: name the environment to play in with --env ID")
     target = output or (Path("play.gif") if found.folder is None else own_file(found.folder, "play.gif"))
     if not show:
         check_writer(target)
@@ -79,13 +81,13 @@ def play(
     if show:
         return
     if not frames:
-        raise CommandError(f"{settings.env.id} renders no pictures (render_mode rgb_array): nothing to record")
+        raise CommandError(f"{settings.env.id} rendered no frames (render_mode rgb_array): nothing to record")
     write_video(target, frames, min(int(fps), 50))
     say(f"written to {target}: {len(frames):,} frames")
 
 
 def _rendered(config: Config, mode: str) -> Config:
-    """The configuration with one environment that renders."""
+    """Configuration with a single environment that renders."""
     env = config.env
     kwargs = {**env.evaluation_kwargs, "render_mode": mode}
     changed = env.model_copy(update={"evaluation_kwargs": kwargs, "n_envs": 1, "vectorization": "in_process"})
@@ -94,7 +96,7 @@ def _rendered(config: Config, mode: str) -> Config:
 
 
 def check_writer(target: Path) -> None:
-    """Refuse a file that cannot be written because a library is missing."""
+    """Refuse a file format whose library is not installed."""
     is_gif = target.suffix.lower() == ".gif"
     if importlib.util.find_spec("PIL" if is_gif else "imageio_ffmpeg") is None:
         needed = "pillow" if is_gif else "imageio[ffmpeg]"
@@ -102,7 +104,7 @@ def check_writer(target: Path) -> None:
 
 
 def write_video(target: Path, frames: Sequence[np.ndarray[Any, Any]], fps: int) -> None:
-    """Write pictures, smaller ones on a white ground, as a GIF or a video."""
+    """Write frames as a GIF or a video; smaller frames are padded with white."""
     import numpy as np
 
     height, width = (max(frame.shape[i] for frame in frames) for i in range(2))

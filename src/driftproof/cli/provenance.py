@@ -1,4 +1,4 @@
-"""What a run is started with: files and modules that its configuration names, the machine, the time."""
+"""Record of what a run was started with: its data files, its modules, the machine and the time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def provenance(settings: Config, histories: Sequence[History]) -> Sources:
-    """The record of a run that starts now.
+    """Record for a run that starts now.
 
     Args:
         settings: The configuration.
-        histories: Bars of markets that training sees.
+        histories: Market bars used in training.
     """
     from driftproof.config.names import named_modules
 
@@ -40,7 +40,7 @@ def provenance(settings: Config, histories: Sequence[History]) -> Sources:
 
 
 def named_files(settings: Config) -> Iterator[tuple[str, Path]]:
-    """Files that arguments of the environment name, with the paths of the settings."""
+    """Files named in the environment's arguments, with the configuration path of each."""
     for section in ("kwargs", "evaluation_kwargs"):
         for setting, value in _texts(getattr(settings.env, section), f"env.{section}"):
             if "\0" not in value and len(value) < 4096 and (path := Path(value)).is_file():
@@ -48,7 +48,7 @@ def named_files(settings: Config) -> Iterator[tuple[str, Path]]:
 
 
 def machine(device: str) -> str:
-    """The machine, in words: system, processor, cores, and the device that networks are on."""
+    """The machine as text: system, processor, cores, and the device of the networks."""
     import torch
 
     is_cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())

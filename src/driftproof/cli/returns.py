@@ -1,4 +1,4 @@
-"""Returns of episodes, with intervals where they mean something."""
+"""Episode returns, with confidence intervals where the episodes are independent enough to estimate them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
 _FEWEST_BARS = 30
-"""Fewest bars of a block bootstrap."""
+"""Smallest number of bars for a block bootstrap."""
 
 
 @dataclass
 class Episodes:
-    """Recorded episodes; the callback of ``evaluate_policy``.
+    """Recorder of episodes, used as the callback of ``evaluate_policy``.
 
     Attributes:
         returns: Return of every episode.
         steps: Number of steps of all episodes together.
         paths: Checksum of the observations and rewards of every episode.
-        bars: For episodes in a market's history, rewards by symbol and row.
+        bars: For episodes on market data, rewards by symbol and row.
     """
 
     returns: list[float] = field(default_factory=list)
@@ -58,7 +58,7 @@ def play(
     deterministic: bool = True,
     look: Callable[[Mapping[str, Any], Mapping[str, Any]], None] | None = None,
 ) -> Episodes:
-    """Let a policy play so many episodes; ``look`` is called after every step."""
+    """Run a policy for a number of episodes; ``look`` is called after every step."""
     from stable_baselines3.common.evaluation import evaluate_policy
 
     recorded = Episodes()
@@ -77,11 +77,11 @@ def play(
 
 
 def summary(episodes: Episodes, times: Mapping[str, Sequence[Any]] | None = None) -> dict[str, Any]:
-    """Mean, standard deviation and returns, with a 95% confidence interval of the mean, or why there is none.
+    """Returns, their mean and standard deviation, and a 95% confidence interval of the mean or why it is missing.
 
     Args:
         episodes: The episodes.
-        times: Times of rows by symbol, for episodes in a market's history.
+        times: Timestamps of rows by symbol, for episodes on market data.
     """
     import numpy as np
 
@@ -89,9 +89,9 @@ def summary(episodes: Episodes, times: Mapping[str, Sequence[Any]] | None = None
     if times is not None and episodes.bars:
         interval, note = _interval_of_bars(episodes, times, float(values.mean()))
     elif len(values) == 1:
-        interval, note = None, "no interval: there is one episode"
+        interval, note = None, "no interval: only one episode"
     elif len(set(episodes.paths)) == 1:
-        interval, note = None, f"no interval: {len(values)} episodes repeat one path"
+        interval, note = None, f"no interval: all {len(values)} episodes are identical"
     else:
         interval, note = independent_interval(values), f"bootstrap over {len(values)} episodes"
     return {
@@ -105,14 +105,14 @@ def summary(episodes: Episodes, times: Mapping[str, Sequence[Any]] | None = None
 
 
 def interval_told(result: Mapping[str, Any]) -> str:
-    """The interval as text; a dash if there is none."""
+    """Confidence interval as text; a dash if there is none."""
     return "–" if result["interval"] is None else "[{:.4g}, {:.4g}]".format(*result["interval"])
 
 
 def _interval_of_bars(
     episodes: Episodes, times: Mapping[str, Sequence[Any]], mean: float
 ) -> tuple[tuple[float, float] | None, str]:
-    """Interval by the stationary block bootstrap over time: the same bars in several episodes are no new evidence."""
+    """Interval by a stationary block bootstrap over bars, since episodes that share bars are not independent."""
     import numpy as np
 
     at: dict[Any, list[float]] = defaultdict(list)
@@ -122,7 +122,7 @@ def _interval_of_bars(
     count, length = len(episodes.returns), episodes.steps / len(episodes.returns)
     paths = len(episodes.bars) / length
     distinct = (
-        f"{count} episodes over {len(episodes.bars):,} different bars, as many as {paths:.1f} distinct paths have"
+        f"{count} episodes cover {len(episodes.bars):,} different bars, equal to {paths:.1f} non-overlapping episodes"
     )
     if len(series) < _FEWEST_BARS:
         return None, f"no interval: {len(series)} bars are too few for a block bootstrap; {distinct}"

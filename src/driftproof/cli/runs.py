@@ -1,4 +1,4 @@
-"""Creates, finds and reads run folders."""
+"""Create, find and read run folders."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ if TYPE_CHECKING:
     from driftproof.config import Config
 
 _SHOWN = 10
-"""Largest number of runs named in a message."""
+"""Largest number of runs listed in a message."""
 
 
 def check_free(runs_dir: Path, name: str | None, command: str) -> None:
-    """Refuse a name that is taken.
+    """Refuse the name of an existing run.
 
     Args:
-        runs_dir: Folder of run folders.
+        runs_dir: Folder that holds the run folders.
         name: Name of the run; ``None``: a free one will be chosen.
         command: Command that would resume the run.
     """
     if name is None:
         return
     if not name or name in (".", "..") or "/" in name or "\\" in name:
-        raise CommandError(f"--name {name!r} must be the name of a folder; --runs-dir is where it is created")
+        raise CommandError(
+            f"--name {name!r} must be a folder name, not a path; choose the parent folder with --runs-dir"
+        )
     folder = runs_dir / name
     if folder.exists():
         raise CommandError(
@@ -43,13 +45,13 @@ def check_free(runs_dir: Path, name: str | None, command: str) -> None:
 
 
 def create(runs_dir: Path, name: str | None, config: Config, command: str) -> Path:
-    """Create the folder of a new run, with its configuration.
+    """Create the folder of a new run and write its configuration there.
 
-    From then on the configuration is trusted as this user's own, with all modules that it names.
+    From then on the configuration and all modules that it names are trusted, as written by this user.
 
     Raises:
         CommandError: The name is taken, or the folder cannot be written.
-        ConfigError: It names an untrusted module, whether this run needs it or not.
+        ConfigError: The configuration names an untrusted module, even one that this run does not use.
     """
     from driftproof.config import dumps
     from driftproof.config.names import check_address, check_names, home_of
@@ -73,18 +75,18 @@ def create(runs_dir: Path, name: str | None, config: Config, command: str) -> Pa
             raise
     except FileExistsError:
         if not runs_dir.is_dir():
-            raise CommandError(f"--runs-dir {runs_dir} is a file; give a folder") from None
+            raise CommandError(f"--runs-dir {runs_dir} is a file: give a folder") from None
         raise CommandError(f"{runs_dir / (name or '')} exists: choose another --name, or another --runs-dir") from None
     except OSError as error:
         raise CommandError(
-            f"no run can be written to {runs_dir}: {error.strerror}; choose another place, --runs-dir"
+            f"cannot write a run to {runs_dir}: {error.strerror}; choose another folder with --runs-dir"
         ) from error
     return folder
 
 
 @contextmanager
 def created(runs_dir: Path, name: str | None, config: Config, command: str) -> Iterator[Path]:
-    """Create the folder of a new run, and remove it if the run is interrupted before anything is saved.
+    """Create the folder of a new run; remove it if the run is interrupted before anything is saved.
 
     Raises:
         CommandError: The name is taken, or the folder cannot be written.
@@ -100,11 +102,11 @@ def created(runs_dir: Path, name: str | None, config: Config, command: str) -> I
             raise
         with interrupts.shielded():
             discard(folder)
-        raise Stopped(f"stopped before anything was saved; {folder} is removed") from None
+        raise Stopped(f"stopped before anything was saved; {folder} was removed") from None
 
 
 def discard(folder: Path) -> None:
-    """Remove the folder of a run without saved state."""
+    """Remove the folder of a run that has saved nothing."""
     shutil.rmtree(folder)
 
 
@@ -123,10 +125,10 @@ def _made(runs_dir: Path, env_id: str) -> Path:
 
 
 def find(run: str | Path, runs_dir: Path) -> Path:
-    """The folder of a run, from its path or its name.
+    """Find a run folder by its path or name.
 
     Raises:
-        CommandError: There is none.
+        CommandError: There is no such run.
     """
     for folder in (Path(run), runs_dir / run):
         if (folder / CONFIG).is_file():
@@ -138,26 +140,26 @@ def find(run: str | Path, runs_dir: Path) -> Path:
 
 
 def _instead(name: str, names: list[str], runs_dir: Path) -> str:
-    """Suggests a similar name, or lists the runs."""
+    """Suggest a similar name, or list the runs."""
     if (near := closest(name, names)) is not None:
         return f"; did you mean {near!r}?"
     shown = [*names[:_SHOWN], *([f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])]
-    return f"; in {runs_dir} there are {', '.join(shown)}" if names else ""
+    return f"; the runs in {runs_dir} are {', '.join(shown)}" if names else ""
 
 
 def read(
     folder: Path, overrides: list[str] | None, changeable: Collection[str], trusted: list[str] | None = None
 ) -> Config:
-    """The configuration of a run to resume, with overrides; :func:`keep` saves them.
+    """Configuration of a run to resume, with overrides applied; :func:`keep` saves it.
 
     Args:
         folder: Run folder.
         overrides: Overrides of its configuration.
-        changeable: Paths of the settings that may change when a run is resumed.
-        trusted: Modules whose code the configuration may name.
+        changeable: Settings that may change when a run is resumed.
+        trusted: Modules that the configuration may import from.
 
     Raises:
-        CommandError: Another setting would change.
+        CommandError: An override changes another setting.
     """
     from driftproof.config import keys, load
 
@@ -165,7 +167,7 @@ def read(
     before, config = load(path), load(path, overrides or (), trust_in(trusted))
     changed = [keys.dotted(path) for path in keys.settings() if keys.at(before, path) != keys.at(config, path)]
     if changed == ["env.kwargs"] and is_same_data(before, config, folder):
-        changed = []  # The same data, elsewhere.
+        changed = []  # Only the path of the data has changed.
     if wrong := [name for name in changed if name not in changeable]:
         can = ", ".join(changeable)
         raise CommandError(f"{wrong[0]} cannot change when a run is resumed; these can: {can}")
@@ -173,7 +175,7 @@ def read(
 
 
 def keep(folder: Path, config: Config) -> None:
-    """Save the settings of a resumed run, once it is known that it can be resumed."""
+    """Save the settings of a resumed run, after checking that it can be resumed."""
     from driftproof.config import dumps, load
     from driftproof.config.ownership import mark, owned
     from driftproof.state import write_atomically
@@ -181,7 +183,9 @@ def keep(folder: Path, config: Config) -> None:
     path = own_file(folder, CONFIG)
     before = load(path)
     if is_same_data(before, config, folder):
-        config = config.model_copy(update={"env": before.env})  # Where data is now is no setting of the run.
+        config = config.model_copy(
+            update={"env": before.env}
+        )  # The current path of the data is not a setting of the run.
     if before == config:
         return
     old, new = path.read_bytes(), dumps(config).encode()

@@ -1,4 +1,4 @@
-"""Says what a return was obtained on: split and dates, seeds, or phase of a drift; and whether training saw it."""
+"""Scope of an evaluation: split and dates, seeds, or drift phase, and whether it is in sample."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scope_of(
     drift: Mapping[str, Any] | None = None,
     normalizer: str = "frozen",
 ) -> dict[str, Any]:
-    """What an agent is evaluated on, as plain values.
+    """Scope of an evaluation, as plain values.
 
     Args:
         agent: The agent.
@@ -40,8 +40,8 @@ def scope_of(
         settings: Configuration of the evaluation.
         seed: Seed of the first environment.
         trained: Bars that the agent was trained on; ``None``: unknown.
-        drift: Phase of the drift and its values, and a ``note`` about them; ``None``: the environment does not drift.
-        normalizer: Whether the agent's normaliser of observations is ``"frozen"`` or ``"follows"`` their shifts.
+        drift: Drift phase and values, with a ``note`` about them; ``None``: the environment does not drift.
+        normalizer: Whether the observation normaliser is ``"frozen"`` or ``"follows"`` shifts of the observations.
     """
     if venv.has_attr("history"):
         scope = _of_history(history_of(venv.get_attr("history", indices=[0])[0]), trained)
@@ -61,7 +61,7 @@ def scope_of(
 
 
 def training_histories(settings: Config) -> list[History]:
-    """Bars that training in the configured environment sees; none unless it is a market with data."""
+    """Bars that training in the configured environment uses; empty unless it replays market data."""
     from driftproof.config.names import MARKET, make_env
 
     if settings.env.id.rpartition(":")[2] != MARKET:
@@ -74,7 +74,7 @@ def training_histories(settings: Config) -> list[History]:
 
 
 def trained_on(folder: Path | None, settings: Config) -> list[History] | None:
-    """Bars that the agent of a run was trained on; ``None`` if that is unknown."""
+    """Bars that the agent of a run was trained on; ``None``: unknown."""
     from driftproof.config import ConfigError
 
     if folder is None:
@@ -88,12 +88,12 @@ def trained_on(folder: Path | None, settings: Config) -> list[History] | None:
 
 
 def plan(settings: Config, folder: Path | None = None, origin: Path | None = None) -> Sources:
-    """Print which bars a run is trained on, and which it will be evaluated on; returns what to record about the run.
+    """Print the bars for training and for evaluation; returns the record for the run folder.
 
     Args:
         settings: The configuration.
         folder: Folder of the run, if it is resumed.
-        origin: Folder of the run that it starts from.
+        origin: Folder of the run whose agent it starts from.
 
     Raises:
         ConfigError: There are no bars to evaluate on.
@@ -112,7 +112,7 @@ def plan(settings: Config, folder: Path | None = None, origin: Path | None = Non
         if settings.run.evaluation_episodes:
             kwargs = settings.env.kwargs | settings.env.evaluation_kwargs
             if not {"split", "fractions", "dates"} & set(kwargs):
-                say("no split is given: the last 30% of the bars are held out for evaluation")
+                say("env.kwargs.split is not set: the last 30% of the bars are held out for evaluation")
             env = make_env(settings.env, settings.trust, is_evaluation=True)
             show(_of_history(history_of(env.get_wrapper_attr("history")), sources.histories), "will be evaluated")
             env.close()
@@ -120,13 +120,13 @@ def plan(settings: Config, folder: Path | None = None, origin: Path | None = Non
 
 
 def show(scope: Mapping[str, Any], what: str = "evaluated") -> None:
-    """Print what was evaluated on; in red if training saw it."""
+    """Print the scope of an evaluation, in red if it is in sample."""
     colour = typer.colors.RED if scope["in_sample"] else None
     typer.secho(printable(f"{what} {scope['text']}", 580), fg=colour, bold=bool(scope["in_sample"]))
 
 
 def described(history: History) -> str:
-    """A history in words."""
+    """A history as text."""
     first, last = history.span
     symbols = shortlist([printable(name, 30) or "prices" for name in history.symbols])
     return f"{_SPLITS.get(history.split, history.split)} of {symbols}, {first} to {last} ({history.bars:,} bars)"

@@ -1,4 +1,4 @@
-"""The terminal of a command, which may be closed while the command runs."""
+"""Handling of a terminal that is closed while a command runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def leave() -> None:
 
 
 def leave_if_closed() -> None:
-    """Redirect the streams if the terminal is gone, as after ``disown``, so that writing does not fail."""
+    """Redirect the streams if the terminal was closed, as after ``disown``, so that writing does not fail."""
     if not all(os.isatty(stream) for stream in _terminals):
         leave()
         _terminals.clear()

@@ -1,4 +1,4 @@
-"""The number of torch threads, chosen by the size of an agent's work unless it is configured."""
+"""Number of torch threads, chosen by the size of the networks and minibatches unless it is configured."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ if TYPE_CHECKING:
     from driftproof.ppo import DistributionalPPO
 
 MACS_PER_STEP = 500_000_000
-"""Parameters times samples of a minibatch up to which one thread is used; see benchmarks/threads.py."""
+"""Number of parameters times minibatch size up to which one thread is used; see benchmarks/threads.py."""
 
 
 def use_threads(config: Config, agent: DistributionalPPO | None = None) -> str:
-    """Set the number of torch threads; returns it in words, with the reason.
+    """Set the number of torch threads; returns it as text, with the reason.
 
     Args:
-        config: The configuration; ``run.threads`` decides if it is set.
-        agent: The agent, by whose size it is decided otherwise; ``None``: one thread.
+        config: The configuration; ``run.threads`` is used if it is set.
+        agent: Agent whose size determines the number otherwise; ``None``: one thread.
     """
     import torch
 
-    count, why = 1, "the default; run.threads for more"
+    count, why = 1, "the default; set run.threads for more"
     if config.run.threads is not None:
         count, why = config.run.threads, "run.threads"
     elif "OMP_NUM_THREADS" in os.environ:
@@ -35,14 +35,14 @@ def use_threads(config: Config, agent: DistributionalPPO | None = None) -> str:
 
 
 def chosen_threads(agent: DistributionalPPO, cores: int, load: float) -> tuple[int, str]:
-    """The number of threads for an agent, and the reason.
+    """Number of threads for an agent, and the reason.
 
-    Small products of matrices are slower on several threads, and all are where other processes want the cores.
+    Several threads slow down small matrix products, and all products if other processes use the cores.
 
     Args:
         agent: The agent.
         cores: Cores of the machine.
-        load: Processes that use them, on average.
+        load: Average number of processes that use the cores (load average).
     """
     if agent.device.type != "cpu":
         return 1, "the networks are on the GPU"
@@ -54,7 +54,7 @@ def chosen_threads(agent: DistributionalPPO, cores: int, load: float) -> tuple[i
     parameters = sum(each.numel() for each in agent.policy.parameters())
     is_small = parameters * int(agent.batch_size) <= MACS_PER_STEP
     if is_small and not any(is_image_space(part) for part in parts):
-        return 1, f"{parameters:,} parameters are few: run.threads for more"
+        return 1, f"a small network of {parameters:,} parameters; set run.threads for more"
     if load > cores / 2:
-        return 1, f"other processes use the cores, load average {load:.1f}: run.threads for more"
-    return cores, f"{parameters:,} parameters: run.threads for fewer"
+        return 1, f"other processes use the cores, load average {load:.1f}; set run.threads for more"
+    return cores, f"{parameters:,} parameters; set run.threads for fewer"

@@ -53,10 +53,10 @@ def train(
     best: Best = False,
     trust: Trusted = None,
 ) -> None:
-    """Train an agent. Ctrl-C finishes the update, saves, and shows how to resume; a second one stops at once.
+    """Train an agent. Ctrl-C finishes the update, saves, and shows how to resume; a second Ctrl-C stops at once.
 
-    With --from, training starts from another agent's weights and statistics. Without a CONFIG, its settings are that
-    agent's too; --env and --set change them.
+    With --from, training starts from another agent's weights and statistics, and, without a CONFIG, with that agent's
+    settings; --env and --set override them.
     """
     check_resume(resume, config, env, name, source)
     if resume is None:
@@ -81,14 +81,14 @@ def train(
     else:
         folder = runs.find(resume, runs_dir)
         if is_population(folder):
-            raise CommandError(f"{folder} holds a population: driftproof tune --resume {folder}")
+            raise CommandError(f"{folder} is a population: resume it with driftproof tune --resume {folder}")
         settings = runs.read(folder, overrides, _CHANGEABLE, trust)
         scopes.plan(settings, folder)
         run(built(settings), settings, folder)
 
 
 def run(agent: DistributionalPPO, settings: Config, folder: Path) -> None:
-    """Train an agent in a run folder, from its last checkpoint if there is one, then evaluate it."""
+    """Train the agent of a run folder, from its last checkpoint if any, then evaluate it."""
     with _explained(folder):
         has_learned = _learn(agent, settings, folder)
     evaluation.finish(agent, settings, folder, is_new=has_learned)
@@ -106,13 +106,13 @@ def built(settings: Config) -> DistributionalPPO:
 
 
 def _restore(agent: DistributionalPPO, folder: Path) -> None:
-    """Load the last checkpoint; without one, the agent that the run started from, if any."""
+    """Load the last checkpoint, or else the agent that the run started from, if any."""
     from driftproof.ppo.tree import check_layer_norm
     from driftproof.state import CheckpointStore
 
     store = CheckpointStore(folder / CHECKPOINTS)
     if blocked := [path for path in store.list() if not path.is_file()]:
-        # A checkpoint could not be written under this name.
+        # A checkpoint cannot be written to this path.
         raise CommandError(f"{blocked[0]} is not a regular file; remove it, then resume")
     checkpoint = store.load_latest()
     if checkpoint is None and not store.list():
@@ -122,12 +122,12 @@ def _restore(agent: DistributionalPPO, folder: Path) -> None:
             check_layer_norm(agent, checkpoint)
             agent.load_state_tree(checkpoint.tree)
     elif store.list():
-        raise CommandError(f"no checkpoint in {store.folder} can be read")
+        raise CommandError(f"no checkpoint in {store.folder} is readable")
 
 
 @contextmanager
 def _does_not_fit(folder: Path) -> Iterator[None]:
-    """Report a state that does not fit the configuration in one line."""
+    """Report in one line a checkpoint that does not fit the configuration."""
     from driftproof._files import DAMAGES, described
     from driftproof.state import CheckpointError
 
@@ -135,11 +135,11 @@ def _does_not_fit(folder: Path) -> Iterator[None]:
         yield
     except (*DAMAGES, AssertionError, CheckpointError, RuntimeError) as error:
         what = f"the newest checkpoint in {folder / CHECKPOINTS} does not fit the run's {CONFIG}"
-        raise CommandError(f"{what}: {described(error)}; restore both from one copy of the run") from error
+        raise CommandError(f"{what}: {described(error)}; restore both from the same backup of the run") from error
 
 
 def _learn(agent: DistributionalPPO, settings: Config, folder: Path) -> bool:
-    """Train to the end, or until interrupted; returns whether there was anything left to do."""
+    """Train to the end, or until interrupted; returns whether any training was left to do."""
     from driftproof.runs.folder import RunFolder
 
     run = RunFolder(folder)
@@ -172,10 +172,10 @@ def _train(agent: DistributionalPPO, settings: Config, run: RunFolder, total: in
 
         def stop() -> None:
             agent.pause_at = max(agent.num_timesteps, 1)
-            screen.say("finishing this update, then saving; once more stops at once")
+            screen.say("finishing this update, then saving; press Ctrl-C again to stop at once")
 
         with interrupts.asking(stop):
-            # Log before saving: a row that is written twice counts once, but a missing one is lost.
+            # Log before saving: a row that is logged twice counts once, but a missing row is lost.
             callbacks = [LogDrift(), LogRun(run, status, screen), saving]
             try:
                 left = settings.run.total_timesteps - agent.num_timesteps
@@ -183,10 +183,14 @@ def _train(agent: DistributionalPPO, settings: Config, run: RunFolder, total: in
             except KeyboardInterrupt:
                 saving.wait()
                 has_saved = bool(saving.store.list())
-                how = "the last checkpoint is" if has_saved else "no checkpoint was written yet"
+                how = "the last checkpoint is" if has_saved else "no checkpoint has been written yet"
                 raise _stopped(folder, agent.num_timesteps, total, how) from None
     if interrupts.came and agent.num_timesteps < total:
-        how = "saved" if agent.worker.is_whole else "saved without running episodes (exact with run.exact_resume: true)"
+        how = (
+            "saved"
+            if agent.worker.is_whole
+            else "saved, except episodes in progress (for an exact resume, set run.exact_resume: true)"
+        )
         raise _stopped(folder, agent.num_timesteps, total, how)
 
 
@@ -197,7 +201,7 @@ def _stopped(folder: Path, steps: int, total: int, how: str) -> Stopped:
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Report errors of training in one line, with what to do."""
+    """Report training errors in one line, with the remedy."""
     from driftproof.learner.rollout import failure_of_environment
     from driftproof.ppo import TrainingError
 
@@ -211,6 +215,6 @@ def _explained(folder: Path) -> Iterator[None]:
             raise CommandError(f"{failure}; fix it, then driftproof train --resume {folder}") from error
         if isinstance(error, OSError):
             raise CommandError(f"{error.filename or folder}: {error.strerror or error}; {advice}") from error
-        if isinstance(error.__cause__, OSError):  # of a checkpoint that was written in the background
+        if isinstance(error.__cause__, OSError):  # From a checkpoint that was written in the background.
             raise CommandError(f"{error}; {advice}") from error
         raise

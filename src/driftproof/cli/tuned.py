@@ -1,4 +1,4 @@
-"""What ``driftproof tune`` found: the best values, ``best.yaml``, and ``--confirm``."""
+"""Results of ``driftproof tune``: the best values, ``best.yaml``, and ``--confirm``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 BEST = "best.yaml"
 CONFIRMED = "confirm.json"
 _EDGE = 0.02
-"""Share of a range, on its scale, within which a value is at its edge."""
+"""Fraction of a search range, on its scale, within which a value counts as at the edge."""
 _SEEDS_FROM = 5_000
-"""Added to the run's seed; members use seeds 10,000 apart."""
+"""Offset added to the run's seed for ``--confirm``; members use seeds 10,000 apart."""
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
@@ -35,7 +35,7 @@ _T = (
 
 
 def show_best(runner: PBTRunner, settings: Config, folder: Path) -> None:
-    """Print the best member's hyper-parameters, and write them as a configuration to train with."""
+    """Print the best member's hyper-parameters, and write them as a configuration for training."""
     from driftproof.config.tuned import configured
 
     best = runner.best_member
@@ -59,7 +59,7 @@ def show_best(runner: PBTRunner, settings: Config, folder: Path) -> None:
 
 
 def write_best(settings: Config, values: Mapping[str, Any], folder: Path) -> Path:
-    """Write the configuration with these hyper-parameters; returns its path."""
+    """Write a configuration with these hyper-parameters; returns its path."""
     from driftproof.config import dumps
     from driftproof.config.ownership import mark, owned
     from driftproof.config.tuned import tuned
@@ -76,7 +76,7 @@ def write_best(settings: Config, values: Mapping[str, Any], folder: Path) -> Pat
 
 
 def ancestry(events: Sequence[Event], member: int) -> Iterator[Mapping[str, Any]]:
-    """Hyper-parameters of a member and of those that it took over from, oldest first."""
+    """Hyper-parameters of a member and of the members whose state it inherited, oldest first."""
     found: list[Mapping[str, Any]] = []
     until, is_undone = math.inf, False
     for event in reversed(events):
@@ -98,14 +98,14 @@ def confirm(settings: Config, folder: Path, seeds: int) -> None:
 
     Args:
         settings: Configuration of the search.
-        folder: Its run folder, with ``best.yaml``; agents are trained in its subfolder ``confirm``.
-        seeds: Number of agents of each.
+        folder: Its run folder, with ``best.yaml``; the agents are trained in its subfolder ``confirm``.
+        seeds: Number of agents with each set of values.
     """
     from driftproof.config import load
     from driftproof.config.tuned import tuned
 
     if not (folder / BEST).is_file():
-        raise CommandError(f"there is no {BEST} in {folder}: nothing was searched (pbt.hyperparams)")
+        raise CommandError(f"there is no {BEST} in {folder}: no hyper-parameters were searched; set pbt.hyperparams")
     kinds = {"best": load(own_file(folder, BEST), trusted=settings.trust), "configured": tuned(settings, {})}
     means: dict[str, list[float]] = {name: [] for name in kinds}
     for i in range(seeds):
@@ -118,7 +118,7 @@ def confirm(settings: Config, folder: Path, seeds: int) -> None:
 
 
 def _trained(config: Config, seed: int, folder: Path, name: str) -> float:
-    """Mean return, in evaluation, of an agent that is trained unless it has been already."""
+    """Mean evaluation return of an agent, which is trained first unless it has been already."""
     from driftproof.cli import training
 
     run = config.run.model_copy(update={"seed": seed, "evaluation_episodes": config.run.evaluation_episodes or 20})
@@ -134,7 +134,7 @@ def _trained(config: Config, seed: int, folder: Path, name: str) -> float:
 
 
 def compared(best: Sequence[float], configured: Sequence[float]) -> dict[str, Any]:
-    """Difference of mean returns, paired by seed, with its 95% interval by Student's t; none with a single seed."""
+    """Difference of mean returns, paired by seed, with its 95% interval by Student's t; ``None`` for a single seed."""
     differences = [a - b for a, b in zip(best, configured, strict=True)]
     count = len(differences)
     mean = math.fsum(differences) / count
@@ -147,7 +147,7 @@ def compared(best: Sequence[float], configured: Sequence[float]) -> dict[str, An
 
 
 def show_difference(result: Mapping[str, Any], scope: Mapping[str, Any]) -> None:
-    """Print what ``--confirm`` found."""
+    """Print the result of ``--confirm``."""
     scopes.show(scope)
     rows = [("", "return", "of each seed")]
     for name in ("best", "configured"):
@@ -158,7 +158,7 @@ def show_difference(result: Mapping[str, Any], scope: Mapping[str, Any]) -> None
     say(table(rows))
     difference, interval, count = result["difference"], result["interval"], len(result["best"])
     if interval is None:
-        say(f"difference of returns {difference:.4g}; no interval: there is one seed")
+        say(f"difference of returns {difference:.4g}; no interval: only one seed")
         return
     low, high = interval
     verdict = (
@@ -166,7 +166,7 @@ def show_difference(result: Mapping[str, Any], scope: Mapping[str, Any]) -> None
         if low > 0
         else "the search found worse values"
         if high < 0
-        else (f"{count} seeds do not tell which are better")
+        else (f"{count} seeds are too few to tell which are better")
     )
     say(f"difference of returns {difference:.4g}, 95% interval [{low:.4g}, {high:.4g}] over {count} seeds: {verdict}")
 

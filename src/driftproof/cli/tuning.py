@@ -49,14 +49,17 @@ def tune(
     seeds: Annotated[
         int | None,
         typer.Option(
-            "--confirm", metavar="N", min=1, help="Then train N agents with the best values, and N without a search."
+            "--confirm",
+            metavar="N",
+            min=1,
+            help="Then train N agents with the best values and N with the configured ones, and compare.",
         ),
     ] = None,
     trust: Trusted = None,
 ) -> None:
-    """Train a population that searches hyper-parameters. Ctrl-C lets members finish and shows how to resume.
+    """Tune hyper-parameters by population-based training. Ctrl-C lets members finish, saves, and shows how to resume.
 
-    The best values are printed, and written to best.yaml in the run folder, ready for driftproof train.
+    The best values are printed and written to best.yaml in the run folder, a CONFIG for driftproof train.
     """
     check_resume(resume, config, env, name)
     if resume is None:
@@ -75,7 +78,7 @@ def tune(
     else:
         folder = runs.find(resume, runs_dir)
         if is_single(folder):
-            raise CommandError(f"{folder} holds a single agent: driftproof train --resume {folder}")
+            raise CommandError(f"{folder} is a single agent: resume it with driftproof train --resume {folder}")
         settings = runs.read(folder, overrides, _CHANGEABLE, trust)
         scopes.plan(settings, folder)
         runner = _population(settings, folder)
@@ -84,7 +87,7 @@ def tune(
 
 
 def _run(runner: PBTRunner, settings: Config, folder: Path, seeds: int | None) -> None:
-    """Train, then evaluate the best agent, and train others with its hyper-parameters if asked for."""
+    """Train, evaluate the best agent, and with ``--confirm`` train agents with its hyper-parameters."""
     is_new = min(runner.updates) < runner.total_updates
     best = _train(runner, settings, folder)
     tuned.show_best(runner, settings, folder)
@@ -126,7 +129,7 @@ def _train(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalP
 
         def stop() -> None:
             runner.stop()
-            screen.say("finishing the slices in training, then saving; once more stops at once")
+            screen.say("finishing the members in training, then saving; press Ctrl-C again to stop at once")
 
         def show(runner: PBTRunner) -> None:
             interrupts.renew()
@@ -146,7 +149,9 @@ def _train(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalP
                 raise _explained(error, folder) from error
             except OSError as error:
                 where = error.filename or folder
-                raise CommandError(f"{where}: {error.strerror}: driftproof tune --resume {folder}") from error
+                raise CommandError(
+                    f"{where}: {error.strerror}; fix it, then driftproof tune --resume {folder}"
+                ) from error
     if interrupts.came and min(runner.updates) < total:
         raise _stopped(folder, runner.updates, total)
     return best
@@ -158,7 +163,7 @@ def _stopped(folder: Path, updates: list[int], total: int) -> Stopped:
 
 
 def _explained(error: RuntimeError, folder: Path) -> CommandError:
-    """The error that ended a run, in one line."""
+    """Error that ended a run, in one line."""
     lines = str(error).strip().splitlines()
     what = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
     return CommandError(f"{what}; fix it, then driftproof tune --resume {folder}")

@@ -1,4 +1,4 @@
-"""Shows the progress of training: a live view on a terminal, plain lines elsewhere."""
+"""Progress of training: a live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIGNS = {
 
 _WIDE = 100
 _LEFT_OUT = ("critic divergence", "entropy")
-"""Metrics left out of a population's table on a narrow terminal."""
+"""Metrics that a population's table omits on a narrow terminal."""
 _SECONDS_BETWEEN_LINES = 2.0
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTORY = 60
@@ -43,7 +43,7 @@ _NOT_LISTED = (
     *(PHASE, ALARM, ALARMS, LEVEL, TRIAL, "drift/archived", "drift/rewired", ANCHOR_MOVES, "drift/anchor_undone"),
     *("drift/calibration", "drift/cusum", "drift/episode_return", "drift/typical_return"),
 )
-"""Metrics of drift that :func:`drift_told` sums up in one line, and of the alarm."""
+"""Drift and alarm metrics that :func:`drift_told` summarises in one line."""
 
 
 class Status(Protocol):
@@ -62,7 +62,7 @@ class Status(Protocol):
 
 
 class Screen:
-    """Shows a status: continuously on a terminal, elsewhere as lines about what has changed.
+    """Display of a status: live on a terminal, elsewhere as lines about what has changed.
 
     Args:
         status: The status; on a terminal, another thread reads it.
@@ -90,7 +90,7 @@ class Screen:
             self._live.stop()
 
     def refresh(self) -> None:
-        """Show that the status has changed."""
+        """Show the changed status."""
         if self._live is None:
             for line in self._status.lines():
                 _print(line)
@@ -99,7 +99,7 @@ class Screen:
         """Show a message; safe in signal handlers."""
         self._status.note = note
         if self._live is None:
-            # An error would be raised in the code that the signal has interrupted.
+            # Raising here would raise inside the code that the signal interrupted.
             with contextlib.suppress(OSError):
                 os.write(2, f"driftproof: {note}\n".encode())
 
@@ -109,7 +109,7 @@ def _print(line: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """A name from a file or an environment, without markup and control characters."""
+    """A name from a file or environment as text without markup and control characters."""
     from rich.markup import escape
 
     return escape(printable(text, _LONGEST_NAME))
@@ -120,7 +120,7 @@ class AgentStatus:
 
     Args:
         title: Title of the run.
-        done: Environment steps done before.
+        done: Environment steps done before this command.
         total: Environment steps in total.
     """
 
@@ -163,7 +163,7 @@ class AgentStatus:
 
     @property
     def _share(self) -> float:
-        """Share of what this command has to do that is done."""
+        """Fraction of this command's work that is done."""
         return (self.steps - self._done_before) / max(self.total - self._done_before, 1)
 
     def renderable(self) -> RenderableType:
@@ -200,7 +200,7 @@ class PopulationStatus:
         total: Updates of each member.
         shown: Names of the searched hyper-parameters.
         steps: Environment steps per update.
-        metric: Name of the metric that members are compared by.
+        metric: Name of the metric that ranks the members.
     """
 
     def __init__(self, title: str, size: int, total: int, shown: Sequence[str], steps: int, metric: str) -> None:
@@ -259,7 +259,7 @@ class PopulationStatus:
         for event in events[self._printed_events :]:
             if event.kind in ("exploit", "replace"):
                 changes = [f"{name} {number(old)} → {number(new)}" for name, (old, new) in event.mutated.items()]
-                self._news.append("  ".join([f"member {event.member}", f"takes over from {event.donor}", *changes]))
+                self._news.append("  ".join([f"member {event.member}", f"exploits member {event.donor}", *changes]))
             elif event.kind in ("restart", "undo"):
                 self._news.append(f"member {event.member}  {event.kind}  {event.detail}")
         self._printed_events, self._printed_updates = len(events), list(runner.updates)
@@ -291,8 +291,8 @@ class PopulationStatus:
         heads += [name.removeprefix("drift/") for name in drift]
         for head in ("", "updates", _plain(self._metric), *heads):
             table.add_column(head, justify="right", vertical="bottom", no_wrap=True)
-        table.add_column("took over\nfrom", no_wrap=True)
-        # The best first, so that a small terminal shows it.
+        table.add_column("last\nexploit", no_wrap=True)
+        # Best member first, so that a small terminal shows it.
         order = sorted(range(len(self._members)), key=lambda i: not self._members[i]["is_best"])
         for i in order:
             member = self._members[i]
@@ -315,7 +315,7 @@ def signs_of(row: Mapping[str, float]) -> dict[str, str]:
 
 
 def drift_told(row: Mapping[str, float], alarm_at: int | None = None) -> str:
-    """What is known about the drift, in words: phase, alarms and the agent's response to them; empty if nothing is.
+    """Drift phase, drift alarms and the agent's responses as text; empty if none are logged.
 
     Args:
         row: Metrics of an update.
@@ -361,10 +361,10 @@ def progress_bar(done: int, total: int, rate: float, share: float, elapsed: floa
     """A progress bar, followed by numbers.
 
     Args:
-        done: What is done, with what was done before this command.
-        total: What is to be done.
+        done: Steps done, including those before this command.
+        total: Steps in total.
         rate: Steps per second.
-        share: Share of this command's work that is done.
+        share: Fraction of this command's work that is done.
         elapsed: Seconds since it began.
     """
     from rich.progress_bar import ProgressBar
@@ -378,7 +378,7 @@ def progress_bar(done: int, total: int, rate: float, share: float, elapsed: floa
 
 
 def time_left(share: float, elapsed: float) -> str:
-    """An estimate of the time that is left, in words; empty before anything is done and when all is."""
+    """Estimated time left, as text; empty at the start and at the end."""
     return f"{clock(elapsed / share * (1 - share))} left" if 0 < share < 1 else ""
 
 

@@ -22,19 +22,21 @@ if TYPE_CHECKING:
     from driftproof.envs import Bars
 
 PLAN = "walkforward.json"
-"""What a walk-forward test is about, in its folder."""
+"""File with the plan of a walk-forward test, in its folder."""
 
 
 def walkforward(
     config: ConfigFile = None,
-    prices: Annotated[Path | None, typer.Argument(metavar="DATA", help="Prices: .csv or .parquet.")] = None,
-    train: Annotated[str, typer.Option("--train", help="Length of training in each window: 3y, 18mo, 90d.")] = "3y",
-    test: Annotated[str, typer.Option("--test", help="Length of the test after it.")] = "6mo",
-    step: Annotated[str | None, typer.Option("--step", help="From window to window. Default: as --test.")] = None,
-    expanding: Annotated[bool, typer.Option("--expanding", help="Train on everything before the test.")] = False,
-    warm: Annotated[bool, typer.Option("--warm", help="Begin each training with the last window's agent.")] = False,
+    prices: Annotated[Path | None, typer.Argument(metavar="DATA", help="Price file, .csv or .parquet.")] = None,
+    train: Annotated[str, typer.Option("--train", help="Training period of each window: 3y, 18mo, 90d.")] = "3y",
+    test: Annotated[str, typer.Option("--test", help="Test period after it.")] = "6mo",
+    step: Annotated[
+        str | None, typer.Option("--step", help="Time from one window to the next. Default: as --test.")
+    ] = None,
+    expanding: Annotated[bool, typer.Option("--expanding", help="Train on all bars before the test period.")] = False,
+    warm: Annotated[bool, typer.Option("--warm", help="Start each training from the previous window's agent.")] = False,
     financing: Annotated[
-        float, typer.Option("--financing", min=0, help="Cost of short positions per year, as a share.")
+        float, typer.Option("--financing", min=0, help="Yearly cost of short positions, as a fraction.")
     ] = 0.01,
     overrides: Overrides = None,
     name: Name = None,
@@ -42,16 +44,16 @@ def walkforward(
     resume: Resume = None,
     trust: Trusted = None,
 ) -> None:
-    """Train on some years, test on the months that follow, move on: how an agent would have done as time went by.
+    """Walk-forward test: train on a window, test on the period that follows, move both forward in time.
 
-    Every window is a run of its own in the folder of the test. All tests together are one out-of-sample backtest.
+    Each window is a separate run in the folder of the test. The test periods together form one out-of-sample backtest.
     """
     if resume is not None:
         check_resume(resume, config, None, name)
         root = runs.find(resume, runs_dir)
     else:
         if config is None or prices is None:
-            raise CommandError("give a CONFIG and a file of prices: driftproof walkforward CONFIG DATA")
+            raise CommandError("give a CONFIG and a price file: driftproof walkforward CONFIG DATA")
         root = _begin(config, prices, overrides, name, runs_dir, trust, train, test, step, expanding, warm, financing)
     _walk(root, trust)
 
@@ -70,7 +72,7 @@ def _begin(
     warm: bool,
     financing: float,
 ) -> Path:
-    """Check everything, and create the folder of the test."""
+    """Check all settings, and create the folder of the test."""
     from driftproof.backtest.windows import windows
     from driftproof.config import check
 
@@ -103,7 +105,7 @@ def _period(window: Window) -> list[str]:
 
 
 def _walk(root: Path, trust: list[str] | None) -> None:
-    """Train the agents of all windows that have none yet, then put their tests together."""
+    """Train the agents of all unfinished windows, then combine their tests."""
     from driftproof.backtest.windows import windows
     from driftproof.cli.options import trust_in
     from driftproof.config import load
@@ -115,7 +117,7 @@ def _walk(root: Path, trust: list[str] | None) -> None:
     taken: dict[str, dict[tuple[str, str], Any]] = {symbol: {} for symbol in markets}
     for i, window in enumerate(found):
         name, before = _name(i), _name(i - 1)
-        when = f"trains {' to '.join(window.train)}, is tested {' to '.join(window.test)}"
+        when = f"training {' to '.join(window.train)}, test {' to '.join(window.test)}"
         say(f"\nwindow {i + 1} of {len(found)}: {when}")
         try:
             if not (root / name).exists():
@@ -140,14 +142,14 @@ def _plan(root: Path) -> Any:
     fields |= {"expanding": (bool, ...), "warm": (bool, ...), "financing": (float, ...)}
     model: type[BaseModel] = create_model("Plan", **fields)
     if not (root / PLAN).exists():
-        raise CommandError(f"{root} holds no walk-forward test: there is no {PLAN} in it")
+        raise CommandError(f"{root} is not a walk-forward test: there is no {PLAN} in it")
     return read_json(own_file(root, PLAN), model)
 
 
 def _tested(
     folder: Path, settings: Any, markets: dict[str, Bars], window: Window, trust: list[str] | None
 ) -> dict[str, Any]:
-    """Positions of a window's agent at the bars of its test, by symbol; its memory begins with its training."""
+    """Positions of a window's agent in its test, by symbol; the recurrent state starts in the training period."""
     from driftproof.backtest.windows import rows_between
     from driftproof.envs.trading import feature_config
     from driftproof.signals import positions
@@ -179,7 +181,7 @@ def _finish(
     targets = {symbol: stitched(bars, taken[symbol]) for symbol, bars in markets.items()}
     how = "everything before" if plan.expanding else f"the {plan.train} before"
     text = f"walk-forward: {len(found)} agents, each trained on {how} its test of {plan.test}"
-    text += ", beginning with the agent before it" if plan.warm else ""
+    text += ", starting from the previous agent" if plan.warm else ""
     result = backtest(
         markets,
         targets,
@@ -198,7 +200,7 @@ def _finish(
 
 
 def _log(root: Path, count: int) -> None:
-    """Collect the metrics of all windows, one after the other, for the report."""
+    """Concatenate the metrics of all windows for the report."""
     from driftproof.runs.folder import RunFolder
     from driftproof.runs.metrics import read_metrics
 
