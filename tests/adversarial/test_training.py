@@ -82,6 +82,16 @@ class TestSchedule:
         # Actor and critics, in each of three minibatches and two updates.
         assert len(watch.calls) == (12 if share else 0)
 
+    def test_masks_of_episode_starts_instead_of_segments(self, monkeypatch):
+        """As recurrent kernels on a GPU take them."""
+        logs = []
+        for masks in (False, True):
+            model = attacked("MlpLstmPolicy", adversarial_ratio=0.5)
+            monkeypatch.setattr(model.learner.step, "takes_masks", lambda masks=masks: masks)
+            logs.append(learn(model, 2)[-1])
+        for name in ("train/loss", "adversarial/robust_kl", "adversarial/value_smoothing"):
+            assert logs[0][name] == pytest.approx(logs[1][name], rel=1e-3), name
+
     @pytest.mark.parametrize(("ratio", "sequences", "count"), [(0.7, 8, 6), (0.5, 3, 2), (0.2, 2, 1), (1.0, 5, 5)])
     def test_the_share_is_rounded_to_the_nearest_sequence(self, ratio, sequences, count):
         adversary = attacked(adversarial_ratio=ratio).adversary

@@ -7,6 +7,8 @@ import torch
 from stable_baselines3.common.env_util import make_vec_env
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from driftproof.adversarial import PerturbationConfig, SAPPOConfig
+from driftproof.adversarial.methods import Attack
 from driftproof.learner.population import MemberGenerators, PopulationLearner, PopulationRollout, PopulationState
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import compare, copy_tree
@@ -32,6 +34,15 @@ def agent(member, policy, env="CartPole-v1", networks=None, **changes):
     settings["optimizer_kwargs"] = OPTIMIZER[member]
     kwargs = small_networks(policy, changes.pop("policy_kwargs", {})) if networks is None else networks
     return DistributionalPPO(policy, make_vec_env(env, 3, seed=member), policy_kwargs=kwargs, **{**settings, **changes})
+
+
+class Sideways(Attack):
+    """An attack method of a user."""
+
+
+def attacked(method, norm, **changes):
+    perturbation = PerturbationConfig(epsilon=0.2, attack_method=method, norm_type=norm, attack_steps=2)
+    return SAPPOConfig(perturbation=perturbation, adversarial_ratio=0.5, robust_kl_coef=5.0, **changes)
 
 
 class Operations(TorchDispatchMode):
@@ -141,6 +152,8 @@ def test_an_update_of_several_members_equals_one_of_each(policy):
         slow({"optimizer_class": "upgd", "optimizer_kwargs": {"sigma": 0.01}, "vgs_kwargs": {"apply_to": "update"}}),
         slow({"optimizer_kwargs": {"sigma": 0.1, "adaptive_noise": True, "noise_reference": "gradient"}}),
         {"policy_kwargs": {"shared_recurrence": True, "twin_critics": False}, "n_steps": 18, "sequence_length": 8},
+        {"adversarial": attacked("sgld", "l2", warmup_updates=1), "recycle_dormant": 0.3, "target_kl": 1e-4},
+        slow({"policy": "MlpPolicy", "env": "Pendulum-v1", "adversarial": attacked("pgd", "linf", warmup_updates=0)}),
     ],
     ids=[
         "gru-box-clip-penalty",
@@ -149,11 +162,29 @@ def test_an_update_of_several_members_equals_one_of_each(policy):
         "upgd-update",
         "adaptive-noise",
         "shared-one-critic-padded",
+        "adversarial-sgld-dormant",
+        "adversarial-pgd-box",
     ],
 )
 def test_options(changes):
-    singles, state, *_ = trained(lambda member: agent(member, **{"policy": "MlpLstmPolicy", **changes}), updates=2)
+    def make(member):
+        made = agent(member, **{"policy": "MlpLstmPolicy", **changes})
+        if made.adversary is not None:
+            made.hyperparams["adversary.epsilon"] = 0.1 * (member + 1)
+        return made
+
+    singles, state, alone, together = trained(make, updates=2)
     check(singles, state)
+    for member, single in enumerate(singles):
+        if single.adversary is not None:
+            pair = (state.learners[member].adversary, single.adversary)
+            found, expected = (each.attack.state_dict() for each in pair)
+            assert torch.equal(found["generator"], expected["generator"])
+            assert found["counters"] == pytest.approx(expected["counters"], rel=1e-4)
+            assert expected["counters"]["norm_max"] == pytest.approx(0.1 * (member + 1))
+            for name in ("epsilon", "share", "robust_kl", "value_smoothing", "perturbation_norm"):
+                value = alone[member][f"adversarial/{name}"]
+                assert together[member][f"adversarial/{name}"] == pytest.approx(value, rel=1e-3, abs=1e-6), name
 
 
 @pytest.mark.parametrize(("policy", "tolerance"), [("MlpPolicy", 1e-5), ("MlpLstmPolicy", 5e-3)])
@@ -250,7 +281,7 @@ class TestMembers:
     ("changes", "what"),
     [
         ({"optimizer_class": "adam", "optimizer_kwargs": {}}, "optimizer Adam"),
-        ({"drift_alarm": True}, "drift_alarm"),
+        ({"adversarial": SAPPOConfig(perturbation=PerturbationConfig(attack_method=Sideways))}, "attack Sideways"),
         ({"env": "Pendulum-v1", "use_sde": True}, "use_sde"),
     ],
 )

@@ -7,6 +7,7 @@ import torch
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
+from driftproof.adversarial import SAPPOConfig
 from driftproof.envs import tensor
 from driftproof.pbt import PBTRunner, Trainee
 from driftproof.pbt.vectorized import VectorizedPopulation
@@ -14,6 +15,7 @@ from driftproof.pbt.vectorized.backend import VectorizedBackend
 from driftproof.ppo import DistributionalPPO, TensorVecEnv
 from driftproof.state import compare, read
 from tests.pbt.populations import Broken, config, make_agent, states
+from tests.ppo.changing import LENGTH, Metrics, agent_in
 from tests.ppo.scripted import small_networks
 
 SETTINGS = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "device": "cpu"}
@@ -55,9 +57,9 @@ def differences(population, member, alone, tolerance=1e-4):
     [
         make_agent,
         pytest.param(lambda member: agent(member, short_episodes), marks=pytest.mark.slow),
-        lambda member: agent(member, observation_normalizer=True, ent_coef_final=0.0, ent_coef=0.01),
+        lambda member: agent(member, drift_kit=True, recycle_dormant=0.1, ent_coef_final=0.0, ent_coef=0.01),
     ],
-    ids=["VecNormalize", "truncated", "observation_normalizer"],
+    ids=["VecNormalize", "truncated", "drift_kit"],
 )
 def test_members_train_as_they_do_alone(make):
     population = VectorizedPopulation(make, 3)
@@ -67,6 +69,27 @@ def test_members_train_as_they_do_alone(make):
         alone = make(member)
         Trainee(alone, 6).train(4)
         assert not differences(population, member, alone)
+    population.close()
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", pytest.param("MlpLstmPolicy", marks=pytest.mark.slow)])
+def test_a_member_whose_world_changes_responds_and_others_do_not(policy):
+    worlds = [{0: "right", 40: "wrong", 65: "right"}, {0: "right"}]
+    population = VectorizedPopulation(lambda i: agent_in(worlds[i], policy=policy, drift_response=True), 2)
+    seen = [Metrics(), Metrics()]
+    population.train(dict.fromkeys(range(2), 72), 72, dict(enumerate(seen)))
+    changed, calm = seen
+    levels = changed.column("drift/level")
+    assert levels[:40] == [0] * 40
+    assert 3 in levels, "weights were replaced by fresh ones"
+    assert 1 in changed.column("drift/trial"), "former weights were tried when their world came back"
+    assert changed.column("drift/episode_return")[-1] > 0.8 * LENGTH
+    assert set(calm.column("drift/level")) == {0}
+    population.write([1])
+    alone = agent_in(worlds[1], policy=policy, drift_response=True)
+    Trainee(alone, 72).train(72)
+    returns = [each.learner.drift_alarm.mean_return for each in (population.agents[1], alone)]
+    assert returns[0] == pytest.approx(returns[1], abs=1)
     population.close()
 
 
@@ -191,8 +214,8 @@ def test_agents_that_cannot_train_as_one_are_refused():
         VectorizedPopulation(lambda member: agent(member, n_steps=16 * (member + 1)), 2)
     with pytest.raises(ValueError, match="same shapes"):
         VectorizedPopulation(lambda member: agent(member, policy_kwargs={"lstm_hidden_size": 4 + member}), 2)
-    with pytest.raises(ValueError, match="drift_alarm"):
-        VectorizedPopulation(lambda member: agent(member, drift_alarm=True), 2)
+    with pytest.raises(ValueError, match="same settings of adversarial training"):
+        VectorizedPopulation(lambda member: agent(member, adversarial=SAPPOConfig(adversarial_ratio=member / 2)), 2)
 
 
 def run(folder, backend, make=make_agent, **options):

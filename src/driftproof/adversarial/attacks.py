@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,14 +15,18 @@ from torch import Tensor
 from driftproof._arguments import check_number
 from driftproof._registry import ATTACKS
 from driftproof.adversarial.balls import (
+    Draws,
+    GeneratorDraws,
+    MemberDraws,
     Size,
     moved,
     norms,
     project,
     random_offsets,
+    spread,
     steepest,
 )
-from driftproof.adversarial.methods import Attack
+from driftproof.adversarial.methods import FGSM, PGD, SGLD, Attack
 from driftproof.nn.types import Observation
 from driftproof.ppo.manifest import storable
 from driftproof.settings.adversarial import PerturbationConfig
@@ -32,6 +36,7 @@ from driftproof.state.schema import Rule, check, numbers, scalar, table, text
 Objective: TypeAlias = Callable[[Observation], Tensor]
 """Objective that the attack maximises: one number per observation, or their sum."""
 
+_COUNTERS = ("attacks", "observations", "gradients", "norm_sum", "norm_max")
 _WHOLE = ""
 """Key of an observation that is not a dictionary."""
 _SEED = 0xAD7E25
@@ -92,9 +97,10 @@ class StatePerturbation:
         self.generator = torch.Generator(self.device)
         sequence = np.random.SeedSequence(None if seed is None else [seed, _SEED])
         self.generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+        self._draws: Draws = GeneratorDraws(self.generator)
         self._method: Attack = ATTACKS.load(self.config.attack_method)(self.config, self.generator)
-        counters = ("attacks", "observations", "gradients", "norm_sum", "norm_max")
-        self._totals = {name: torch.zeros((), dtype=torch.float64, device=self.device) for name in counters}
+        self.totals = {name: torch.zeros((), dtype=torch.float64, device=self.device) for name in _COUNTERS}
+        """Counters."""
 
     def perturb(
         self,
@@ -110,7 +116,8 @@ class StatePerturbation:
             observation: Clean observations ``[..., *shape]``, or a dictionary of these.
             objective: Differentiable function. For recurrent policies use one of whole sequences, so that effects on
                 later steps count too.
-            epsilon: Radius, a number or a 0-dim tensor, instead of the one in ``config``.
+            epsilon: Radius, instead of the one in ``config``: a number, a 0-dim tensor, or one that broadcasts against
+                the leading axes.
             is_flat_at_clean: Whether the objective's gradient is zero at the clean observation, as for a distance.
         """
         size, clean = self._radius(epsilon), self._select(observation)
@@ -171,7 +178,7 @@ class StatePerturbation:
         ``attacks``: calls; ``observations``: in all of them; ``gradients``: forward and backward passes;
         ``mean_norm`` and ``max_norm``: norms of the perturbations.
         """
-        totals = {name: tensor.clone() for name, tensor in self._totals.items()}
+        totals = {name: tensor.clone() for name, tensor in self.totals.items()}
         mean = totals.pop("norm_sum") / totals["observations"].clamp_min(1)
         return {**totals, "mean_norm": mean, "max_norm": totals.pop("norm_max")}
 
@@ -186,18 +193,18 @@ class StatePerturbation:
 
     def reset_statistics(self) -> None:
         """Reset the counters."""
-        for tensor in self._totals.values():
+        for tensor in self.totals.values():
             tensor.zero_()
 
     def state_dict(self) -> dict[str, Any]:
         """Counters and the generator's state. Settings are not part of it."""
-        counters = {name: float(tensor) for name, tensor in self._totals.items()}
+        counters = {name: float(tensor) for name, tensor in self.totals.items()}
         return {"counters": counters, "device": self.device.type, "generator": self.generator.get_state()}
 
     def check_state_dict(self, state_dict: Any) -> None:
         """Raise a ``CheckpointError`` unless this is a valid state."""
         rules: dict[str, Rule] = {
-            "counters": table(dict.fromkeys(self._totals, scalar(at_least=0))),
+            "counters": table(dict.fromkeys(self.totals, scalar(at_least=0))),
             "device": text,
             "generator": numbers((None,), [torch.uint8]),
         }
@@ -215,7 +222,7 @@ class StatePerturbation:
         if state_dict["device"] == self.device.type:
             self.generator.set_state(state_dict["generator"].cpu())
         for name, value in state_dict["counters"].items():
-            self._totals[name].fill_(float(value))
+            self.totals[name].fill_(float(value))
 
     def _find_parts(self, space: spaces.Space[Any] | None, images_are_divided: bool) -> dict[str, _Part]:
         config = self.config
@@ -264,7 +271,7 @@ class StatePerturbation:
         if size is None:
             return torch.zeros_like(clean)
         norm, rank = self.config.norm_type, self._rank(key, clean)
-        offsets = random_offsets(clean, size, norm, rank, self.generator) * self._parts[key].scale
+        offsets = random_offsets(clean, size, norm, rank, self._draws) * self._parts[key].scale
         return self._clip(key, clean, offsets)
 
     def _gradients(
@@ -282,7 +289,8 @@ class StatePerturbation:
         self, key: str, clean: Tensor, offsets: Tensor, gradient: Tensor, size: Size, length: Size, step: int
     ) -> Tensor:
         norm, rank, scale = self.config.norm_type, self._rank(key, clean), self._parts[key].scale
-        ahead = offsets + steepest(self._method.direction(gradient, rank, step), norm, rank) * (length * scale)
+        direction = steepest(self._method.direction(gradient, rank, step), norm, rank)
+        ahead = offsets + direction * spread(length * scale, rank)
         return self._clip(key, clean, project(ahead, size * scale, norm, rank))
 
     def _clip(self, key: str, clean: Tensor, offsets: Tensor) -> Tensor:
@@ -310,8 +318,52 @@ class StatePerturbation:
 
     def _count(self, offsets: Mapping[str, Tensor], gradients: int) -> None:
         lengths = self._norms(offsets)
-        self._totals["attacks"].add_(1)
-        self._totals["observations"].add_(lengths.numel())
-        self._totals["gradients"].add_(gradients)
-        self._totals["norm_sum"].add_(lengths.sum())
-        self._totals["norm_max"].copy_(torch.maximum(self._totals["norm_max"], lengths.max()))
+        self.totals["attacks"].add_(1)
+        self.totals["observations"].add_(lengths.numel())
+        self.totals["gradients"].add_(gradients)
+        self.totals["norm_sum"].add_(lengths.sum())
+        self.totals["norm_max"].copy_(torch.maximum(self.totals["norm_max"], lengths.max()))
+
+
+class MemberPerturbation(StatePerturbation):
+    """Perturbs observations ``[M, ...]`` of a population's members, as each member's own perturbation would.
+
+    Counters become tensors ``[M]``, and those of the members' perturbations views of them.
+
+    Args:
+        attacks: Perturbation of every member, with the same settings.
+
+    Raises:
+        ValueError: The attack method has no form for several members.
+    """
+
+    def __init__(self, attacks: Sequence[StatePerturbation]) -> None:
+        first, members = attacks[0], len(attacks)
+        self.config, self._parts, self.device = first.config, first._parts, first.device
+        method = type(first._method)
+        if method not in (PGD, FGSM, SGLD):
+            raise ValueError(f"the attack {method.__name__} has no form for several members: use pgd, fgsm or sgld")
+        self._sources = [GeneratorDraws(attack.generator) for attack in attacks]
+        is_cpu = self.device.type == "cpu"
+        self._draws = MemberDraws(self._sources, lambda: self.mask.tolist()) if is_cpu else GeneratorDraws(None)
+        self._method = method(self.config, None)
+        self._method.draws = self._draws
+        self.totals = {name: total.new_zeros(members) for name, total in first.totals.items()}
+        self.mask = torch.ones(members, device=self.device)
+        """1 for members that are attacked. The others are not counted and, on a CPU, draw no random numbers."""
+        for member, attack in enumerate(attacks):
+            self.adopt(member, attack)
+
+    def adopt(self, member: int, attack: StatePerturbation) -> None:
+        """Take the counters and the generator of a member's own perturbation."""
+        self._sources[member].generator = attack.generator
+        for name, totals in self.totals.items():
+            totals[member].copy_(attack.totals[name])
+            attack.totals[name] = totals[member]
+
+    def _count(self, offsets: Mapping[str, Tensor], gradients: int) -> None:
+        lengths = self._norms(offsets).flatten(1) * self.mask.unsqueeze(1)
+        for name, number in (("attacks", 1), ("observations", lengths.shape[1]), ("gradients", gradients)):
+            self.totals[name].add_(self.mask, alpha=number)
+        self.totals["norm_sum"].add_(lengths.sum(1))
+        self.totals["norm_max"].copy_(torch.maximum(self.totals["norm_max"], lengths.amax(1)))

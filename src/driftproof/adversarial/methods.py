@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from driftproof.adversarial.balls import Size, unit_scale
+from driftproof.adversarial.balls import Draws, GeneratorDraws, Size, unit_scale
 
 if TYPE_CHECKING:
     from driftproof.settings.adversarial import PerturbationConfig
@@ -22,8 +22,10 @@ class Attack:
         generator: Source of its random numbers.
     """
 
-    def __init__(self, config: PerturbationConfig, generator: torch.Generator) -> None:
+    def __init__(self, config: PerturbationConfig, generator: torch.Generator | None) -> None:
         self.config, self.generator = config, generator
+        self.draws: Draws = GeneratorDraws(generator)
+        """Random numbers from the generator, or those of a population's members."""
 
     def plan(self, radius: Size, starts_anywhere: bool) -> tuple[int, Size]:
         """Number and length of the steps.
@@ -62,5 +64,5 @@ class SGLD(Attack):
     """Ascent with noise that fades (Welling & Teh, 2011; in SA-PPO, Zhang et al., 2020, arXiv 2003.08938)."""
 
     def direction(self, gradient: Tensor, rank: int, step: int) -> Tensor:
-        noise = torch.randn(gradient.shape, generator=self.generator, device=gradient.device, dtype=gradient.dtype)
+        noise = self.draws.normal(gradient)
         return unit_scale(gradient, rank) + noise * (math.sqrt(2 * self.config.attack_lr) / (step + 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -10,7 +10,29 @@ from torch import Tensor
 from driftproof._members import Number
 from driftproof.learner.hyperparams import Hyperparameter
 from driftproof.learner.rollout import Minibatch
+from driftproof.nn.stacked import StackedPolicy
 from driftproof.nn.types import Evaluation
+
+
+class MemberAdversaries(Protocol):
+    """The adversaries of a population's members as one, which attacks all their minibatches at once."""
+
+    def adopt(self, member: int, adversary: Any) -> None:
+        """Replace a member's adversary."""
+
+    def begin_update(self, trains: Sequence[bool]) -> None:
+        """Prepare for an update of some members."""
+
+    def share(self, sequences: int) -> int:
+        """How many of a minibatch's sequences are attacked."""
+
+    def loss(
+        self, policy: StackedPolicy, batch: Minibatch, clean: Evaluation, vf_coef: Number, proceed: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Each member's loss term ``[M]`` and metrics ``[M]``; see :meth:`Adversary.loss`.
+
+        Members where ``proceed`` ``[M]`` is false are not attacked.
+        """
 
 
 class Adversary(Protocol):
@@ -34,6 +56,13 @@ class Adversary(Protocol):
             batch: Minibatch with clean observations; ``attacked_segments`` are the segments of the attacked sequences.
             clean: The policy's outputs for the clean observations, whose gradients reach the parameters.
             vf_coef: Weight of the value loss.
+        """
+
+    def of_members(self, adversaries: Sequence[Any]) -> MemberAdversaries:
+        """Adversaries of this kind as one, for the members of a population.
+
+        Raises:
+            ValueError: They differ in more than hyper-parameters, or have no such form.
         """
 
     def state_dict(self) -> dict[str, Any]:

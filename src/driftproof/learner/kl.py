@@ -121,6 +121,11 @@ class KLStop:
         self._go_on.mul_((self._count < self._limit).float())
         return self._go_on.clone()
 
+    @property
+    def goes_on(self) -> Tensor:
+        """Whether the update has not been stopped; 0-dim or ``[M]``."""
+        return self._go_on > 0
+
     def halt(self) -> None:
         """Stop now."""
         self._go_on.zero_()

@@ -197,7 +197,7 @@ class Learner:
             taken = (steps["finite"] * steps["go_on"]).sum()
             drift |= self.initial_weights.decay(self.optimizer.param_groups[0]["lr"], taken)
         if self.recycle_dormant:
-            drift["train/dormant_units"] = self._recycle(rollout)
+            drift["train/dormant_units"] = self.recycle(rollout)
         if not is_first:
             scale.observe(estimates.returns, valid)
             old, new = scale.refresh()
@@ -221,9 +221,9 @@ class Learner:
             numbers |= self.normalizer.metrics()
         self.entropy.explained_variance = numbers["train/explained_variance"]
         self._check_skipped(flags, settings.skip_limit)
-        return numbers | self._watch(numbers, rollout)
+        return numbers | self.watch(numbers, rollout)
 
-    def _watch(self, numbers: Metrics, rollout: Rollout) -> Metrics:
+    def watch(self, numbers: Metrics, rollout: Rollout) -> Metrics:
         """Look for drift, and respond to it; returns metrics of it."""
         if self.drift_alarm is None:
             return {}
@@ -316,7 +316,7 @@ class Learner:
         return StepMetrics.stack(steps)
 
     @torch.no_grad()
-    def _recycle(self, rollout: Rollout) -> Tensor:
+    def recycle(self, rollout: Rollout) -> Tensor:
         """Recycle dormant units, judged by the rollout, or by its first chunk; returns their share."""
         policy, steps = self.policy, rollout.chunk if self.policy.is_recurrent else rollout.steps
         state = PolicyState(*(tuple(part[0] for part in parts) for parts in rollout.states))

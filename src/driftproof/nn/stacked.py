@@ -15,6 +15,7 @@ from torch.func import functional_call
 from driftproof.nn.cores import Core, GRUCore, LSTMCore, NoCore
 from driftproof.nn.grouped import linear
 from driftproof.nn.heads import Scale
+from driftproof.nn.segments import Segments
 from driftproof.nn.types import Evaluation, Observation, PolicyState, Step, map_observation
 
 if TYPE_CHECKING:
@@ -70,6 +71,32 @@ class StackedPolicy:
             _Named(self.like), cores, ("run_cores", self._features(observation, 3), state, None, keep)
         )
         return Evaluation(self._actor_outputs(memory)[0], self.predict_returns(critic_memory))
+
+    def evaluate_actor(
+        self, observation: Observation, state: PolicyState, segments: Segments | None = None, keep: Tensor | None = None
+    ) -> Tensor:
+        """The parameters that :meth:`evaluate` returns, without evaluating the critics; segments are not supported."""
+        assert segments is None
+        return self._actor_outputs(self._run("actor_core", "features_extractor", observation, state.actor, keep))[0]
+
+    def evaluate_critics(
+        self, observation: Observation, state: PolicyState, segments: Segments | None = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """The predictions that :meth:`evaluate` returns, without evaluating the actor; segments are not supported."""
+        assert segments is None
+        own = self.like.critic_features_extractor is not None
+        extractor = "critic_features_extractor" if own else "features_extractor"
+        if self.like.critic_core is not None:
+            return self.predict_returns(self._run("critic_core", extractor, observation, state.critic, keep))
+        memory = self._run("actor_core", extractor, observation, state.actor, keep)
+        return self.predict_returns(memory.detach() if self.like.shared_lstm else memory)
+
+    def _run(
+        self, core: str, extractor: str, observation: Observation, state: tuple[Tensor, ...], keep: Tensor | None
+    ) -> Tensor:
+        """Output of a core ``[M, T, B, units]``."""
+        memory: Tensor = self._call(core, "masked", self._extracted(extractor, observation, 3), state, keep)
+        return memory
 
     def step(self, observation: Observation, state: PolicyState) -> Step:
         """One step of acting, for observations ``[M, B, ...]``."""

@@ -42,12 +42,13 @@ class GraphedPopulationStep:
     def __call__(self, batch: Minibatch, c: Coefficients, proceed: Tensor) -> StepMetrics:
         """Take the step, as :meth:`PopulationStep.__call__` does."""
         inputs = [*tensors(batch), *_numbers(c), proceed]
-        step, vgs = self.step, self.step.state.learners[0].vgs
+        step, vgs, adversary = self.step, self.step.state.learners[0].vgs, self.step.state.adversary
         settings = (step.state.group.settings, step.scaling)
         key = (
             tuple((part.shape, part.dtype) for part in inputs),
             tuple(None if isinstance(each, Tensor) else each for each in c),
             (step.clip_mode, step.exploration_floor, vgs and (vgs.enabled, vgs.apply_to)),
+            adversary and adversary.share(batch.log_probs.shape[2]),
             tuple(map(id, settings)),
             torch.get_float32_matmul_precision(),
         )

@@ -11,6 +11,7 @@ from torch import Tensor
 from driftproof._arguments import ArgumentError
 from driftproof._members import Number, assign
 from driftproof.learner.advantages import explained_variance, normalize_advantages
+from driftproof.learner.alarm import calibration
 from driftproof.learner.estimates import Estimates, estimate
 from driftproof.learner.learner import Metrics, UpdateSettings
 from driftproof.learner.losses import Coefficients
@@ -72,6 +73,10 @@ class PopulationLearner:
         state, policy, scale = self.state, self.state.policy, self.state.return_scale
         policy.like.train(True)
         active = [True] * state.members if active is None else list(active)
+        settings = [
+            each if learner.drift_response is None else learner.drift_response.adjusted(each)
+            for each, learner in zip(settings, state.learners, strict=True)
+        ]
         trains = self._flags(active)
         numbers = self._stacked(settings)
         heads, valid = policy.like.heads, rollout.valid
@@ -85,11 +90,17 @@ class PopulationLearner:
             # Members that do not train draw nothing.
             drawn = [count if train else 0 for count, train in zip(epochs, active, strict=True)]
             orders = self.generators.orders(drawn, self._batches(rollout, settings[0]).sequences)
-        steps = self._optimize(rollout, estimates.advantages, targets, settings, numbers, trains, orders)
+        steps = self._optimize(rollout, estimates.advantages, targets, settings, numbers, active, orders)
         counts = [self._batches(rollout, settings[0]).per_epoch * count for count in epochs]
         means = self._step_means(steps, counts)
+        if state.learners[0].drift_alarm is not None:
+            metrics["drift/calibration"] = torch.vmap(lambda *given: calibration(heads, *given))(
+                rollout.predictions, targets, valid
+            )
         if state.initial_weights is not None:
             metrics |= self._decay(means["train/optimizer_steps"])
+        if state.learners[0].recycle_dormant:
+            metrics["train/dormant_units"] = self._recycle(rollout, active)
         self._follow_returns(estimates.returns, valid, trains & ~self._flags(is_new))
         if state.kl_penalty is not None:
             state.kl_penalty.update(torch.where(trains, means["kl/exact"], torch.nan))
@@ -106,7 +117,11 @@ class PopulationLearner:
         metrics |= self._optimizer_metrics(steps, counts)
         finite = torch.stack([torch.isfinite(param).flatten(1).all(1) for param in state.group.params]).all(0)
         floors = [float(each.exploration_floor) for each in settings]
-        return self._fetch(metrics, steps, finite, counts, active, settings[0].skip_limit, floors)
+        results = self._fetch(metrics, steps, finite, counts, active, settings[0].skip_limit, floors)
+        for member, own in enumerate(results):
+            if active[member] and not self.diverged[member]:
+                own |= self._watch(member, own, rollout)
+        return results
 
     def _estimate(self, rollout: PopulationRollout, numbers: Mapping[str, Number | None]) -> Estimates:
         names = ("gamma", "gae_lambda", "optimism", "cvar_alpha")
@@ -155,11 +170,11 @@ class PopulationLearner:
         targets: Tensor,
         settings: Sequence[UpdateSettings],
         numbers: Mapping[str, Any],
-        trains: Tensor,
+        active: Sequence[bool],
         orders: Tensor,
     ) -> StepMetrics:
         """Run all epochs of minibatches; metrics of every step ``[M, steps, names]``."""
-        state, step = self.state, self.step
+        state, step, trains = self.state, self.step, self._flags(active)
         if settings[0].normalize_advantage:
             advantages = normalize_advantages(advantages, rollout.valid)
         batches = self._batches(rollout, settings[0])
@@ -171,6 +186,8 @@ class PopulationLearner:
         step.clip_mode = None if numbers["clip_range_vf"] is None else state.learners[0].value_clip_mode
         step.exploration_floor = any(each.exploration_floor > 0 for each in settings)
         step.begin_update()
+        if state.adversary is not None:
+            state.adversary.begin_update(active)
         minibatches = rollout.minibatches(
             state.policy.like.distribution.log_prob(rollout.parameters, rollout.actions),
             advantages,
@@ -221,6 +238,30 @@ class PopulationLearner:
             count += distance[0].numel()
             state.weights[name].add_(distance * share.view(-1, *(1,) * (distance.dim() - 1)))
         return {"train/distance_from_initial": (squares / count).sqrt() * (1 - share)}
+
+    def _recycle(self, rollout: PopulationRollout, active: Sequence[bool]) -> Tensor:
+        """Recycle dormant units of members that train, one after the other; returns each member's share of them."""
+        shares = torch.zeros(self.state.members, device=self.state.device)
+        for member, learner in enumerate(self.state.learners):
+            if active[member]:
+                self.state.write(member)
+                with self.generators.of(member):
+                    shares[member] = learner.recycle(rollout.single(member))
+                self.state.read(member)
+        return shares
+
+    def _watch(self, member: int, numbers: Metrics, rollout: PopulationRollout) -> Metrics:
+        """Look for drift of a member's environment, and respond to it; returns metrics of it."""
+        learner = self.state.learners[member]
+        if learner.drift_alarm is None:
+            return {}
+        if learner.drift_response is None:
+            return learner.watch(numbers, rollout.single(member))
+        self.state.write(member)  # The response archives and replaces weights.
+        with self.generators.of(member):
+            metrics = learner.watch(numbers, rollout.single(member))
+        self.state.read(member)
+        return metrics
 
     @torch.no_grad()
     def _optimizer_metrics(self, steps: StepMetrics, counts: list[int]) -> dict[str, Tensor]:

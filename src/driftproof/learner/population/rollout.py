@@ -14,6 +14,9 @@ from driftproof.learner.rollout import Minibatch, Rollout
 from driftproof.nn.stacked import StackedPolicy
 from driftproof.nn.types import Observation, PolicyState, map_observation
 
+_TENSORS = ("observations", "actions", "parameters", "predictions", "bootstraps", "last_predictions", "states")
+_FLAGS = ("rewards", "starts", "dones", "truncated", "valid")
+
 
 class PopulationRollout:
     """Storage for ``steps`` steps of ``envs`` environments of each member; each rollout overwrites the previous one.
@@ -30,7 +33,7 @@ class PopulationRollout:
 
     def __init__(self, policy: StackedPolicy, steps: int, envs: int, chunk: int) -> None:
         self.members, self.steps, self.envs, self.chunk = policy.members, steps, envs, chunk
-        single = Rollout(policy.like, steps, envs, chunk)
+        self._like = single = Rollout(policy.like, steps, envs, chunk)
         self.device = single.device
         self.resets_memory = single.resets_memory
         self.observations: Observation = map_observation(single.observations, self._stacked)
@@ -72,6 +75,15 @@ class PopulationRollout:
                 setattr(view, name, _sliced(value, slice(first, last)))
         return view
 
+    def single(self, member: int) -> Rollout:
+        """A member's rollout as a single agent has it: tensors are views; rewards and flags are copied to the host."""
+        rollout = copy.copy(self._like)
+        for name in (*_TENSORS, "last_state"):
+            setattr(rollout, name, _sliced(getattr(self, name), member))
+        for name in _FLAGS:
+            setattr(rollout, name, getattr(self, name)[member].cpu().numpy())
+        return rollout
+
     def store_state(self, step: int, state: PolicyState) -> None:
         """Store the recurrent state before a step, if a chunk starts there."""
         if step % self.chunk == 0:
@@ -81,8 +93,7 @@ class PopulationRollout:
 
     def fill(self, member: int, rollout: Rollout) -> None:
         """Copy a single agent's rollout into a member's place."""
-        names = ("observations", "actions", "parameters", "predictions", "bootstraps", "last_predictions", "states")
-        for name in (*names, "last_state", "rewards", "starts", "dones", "truncated", "valid"):
+        for name in (*_TENSORS, "last_state", *_FLAGS):
             _fill(getattr(self, name), getattr(rollout, name), member)
 
     def minibatches(
@@ -138,7 +149,7 @@ class PopulationRollout:
                 yield everything.map(lambda part, index=index: part[rows, index].transpose(1, 2))  # type: ignore[misc]
 
 
-def _sliced(value: Any, members: slice) -> Any:
+def _sliced(value: Any, members: slice | int) -> Any:
     if isinstance(value, Tensor):
         return value[members]
     if isinstance(value, dict):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from driftproof._arguments import ArgumentError
+from driftproof.learner.adversary import MemberAdversaries
 from driftproof.learner.kl import KLPenalty, KLStop
 from driftproof.learner.learner import Learner
 from driftproof.learner.return_scale import ReturnScale
@@ -75,6 +76,10 @@ class PopulationState:
             self.members,
         )
         self.kl_penalty = self._make_penalty()
+        self.adversary: MemberAdversaries | None = None
+        """Adversaries of the members, as one."""
+        if first.adversary is not None:
+            self.adversary = first.adversary.of_members([learner.adversary for learner in learners])
         self.initial_weights: dict[str, Tensor] | None = None
         if first.initial_weights is not None:
             self.initial_weights = {n: self._empty(t) for n, t in first.initial_weights.state_dict().items()}
@@ -156,6 +161,8 @@ class PopulationState:
                     stack[member].copy_(torch.as_tensor(given[name]).reshape(stack.shape[1:]))
                 else:
                     stack[member].zero_()
+        if self.adversary is not None:
+            self.adversary.adopt(member, learner.adversary)
         self.knows_returns[member] = learner.return_scale.initialised
         self.has_statistics[member] = learner.return_scale.has_statistics
         self.skipped_in_a_row[member] = learner.skipped_in_a_row
@@ -285,16 +292,7 @@ def _with_leaves(component: str, state: dict[str, Any], leaves: Mapping[str, Ten
 
 
 def _check(learner: Learner) -> None:
-    """Refuse learners that have parts without a form for several members."""
-    parts = {
-        "adversarial": learner.adversary,
-        "drift_alarm": learner.drift_alarm,
-        "drift_response": learner.drift_response,
-        "recycle_dormant": learner.recycle_dormant or None,
-    }
-    for name, part in parts.items():
-        if part is not None:
-            raise ArgumentError(f"{name} has no form for several members on one device: leave it out", name)
+    """Refuse optimizers without a form for several members."""
     if not isinstance(learner.optimizer, UPGD | AdaptiveUPGD | UPGDW):
         raise ArgumentError(
             f"the optimizer {type(learner.optimizer).__name__} has no form for several members: use adaptive_upgd, "

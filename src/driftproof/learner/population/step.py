@@ -88,6 +88,13 @@ class PopulationStep:
             exploration_floor=self.exploration_floor,
             members=True,
         )
+        if state.adversary is not None:
+            # A single agent's update would have ended for members that do not go on.
+            evaluated = proceed & state.kl_stop.goes_on
+            with self.autocast():
+                robust_term, robust_metrics = state.adversary.loss(policy, batch, evaluation, c.vf_coef, evaluated)
+            losses = losses + robust_term
+            metrics |= {f"adversarial/{name}": numbers for name, numbers in robust_metrics.items()}
         # Members are independent: the gradient of the sum is that of each.
         found = torch.autograd.grad(losses.sum(), state.group.params)
         go_on = state.kl_stop.observe(metrics["approx_kl"])

@@ -283,6 +283,8 @@ class VectorizedPopulation:
                 self.frozen.add(member)
                 self.state.read(member)
                 self.state.skipped_in_a_row[member] = 0
+            elif self.agents[member].learner.weights_were_replaced:
+                self.rollouts.restart([member])
 
     def close(self) -> None:
         """Close the environments of all members."""
