@@ -39,16 +39,17 @@ Groups = dict[str, dict[str, list[Summary]]]
 """Summaries by scenario and label."""
 
 
-def grouped(entries: Sequence[Entry], tasks: int | None) -> tuple[Groups, list[str]]:
+def grouped(entries: Sequence[Entry], tasks: int | None, kept: Sequence[Summary] = ()) -> tuple[Groups, list[str]]:
     """Summaries of runs with enough whole tasks; and what was left out, in words.
 
     Args:
         entries: All runs.
         tasks: Only the first tasks count; None: all.
+        kept: Summaries of runs whose files are elsewhere.
     """
-    groups: Groups = {}
+    summaries = list(kept)
     left_out: dict[tuple[str, str], int] = {}
-    for entry in sorted(entries, key=lambda e: (place_of(e["label"]), e["seed"])):
+    for entry in entries:
         scenario = entry["scenario"]
         if scenario not in SCENARIOS:
             continue
@@ -56,7 +57,10 @@ def grouped(entries: Sequence[Entry], tasks: int | None) -> tuple[Groups, list[s
         if statistics.tasks_of(entry) < wanted:
             left_out[scenario, entry["label"]] = left_out.get((scenario, entry["label"]), 0) + 1
             continue
-        groups.setdefault(scenario, {}).setdefault(entry["label"], []).append(statistics.summarize(entry, wanted))
+        summaries.append(statistics.summarize(entry, wanted))
+    groups: Groups = {}
+    for run in sorted(summaries, key=lambda run: (place_of(run.label), run.seed)):
+        groups.setdefault(run.scenario, {}).setdefault(run.label, []).append(run)
     words = [f"{scenario}, {label}: {count}" for (scenario, label), count in left_out.items()]
     return {name: groups[name] for name in SCENARIOS if name in groups}, words
 
@@ -70,12 +74,10 @@ def labels_of(groups: Groups) -> list[str]:
     return sorted({label for labels in groups.values() for label in labels}, key=place_of)
 
 
-def lengths(entries: Sequence[Entry], scenario: str) -> str:
+def lengths(labels: Mapping[str, Sequence[Summary]], scenario: str) -> str:
     """Tasks of a scenario in words, and what they are of the full length."""
     full = SCENARIOS[scenario]
-    found = sorted(
-        {(e["settings"]["tasks"], e["settings"]["iterations"]) for e in entries if e["scenario"] == scenario}
-    )
+    found = sorted({(len(run.by_task), run.iterations) for runs in labels.values() for run in runs})
     words = []
     for tasks, iterations in found:
         text = (
@@ -227,25 +229,32 @@ def mean_after_first(run: Summary) -> float | None:
     return statistics.mean(run.by_task[1:] or run.by_task)
 
 
-def legend(labels: Sequence[str], entries: Sequence[Entry]) -> str:
+def legend(groups: Groups) -> str:
     """What the labels stand for, with their settings, and where they were run."""
-    settings = {entry["label"]: entry["settings"] for entry in entries}
+    runs = all_of(groups)
+    settings = {run.label: run.settings for run in runs}
     lines = []
-    for label in labels:
-        own = {k: v for k, v in settings[label].items() if k not in ("method", "tasks", "iterations")}
+    for label in labels_of(groups):
+        own = {k: v for k, v in settings[label].items() if k != "method"}
         method = METHODS.get(settings[label]["method"])
         lines.append(f"- {label}: {method.title if method else '?'}. {write_out(own)}")
-    machines = sorted({entry["machine"] for entry in entries})
+    machines = sorted({run.machine for run in runs})
     return "\n".join(["### Methods", "", *lines, "", f"Runs were made on: {'; '.join(machines)}.", ""])
 
 
-def report(entries: Sequence[Entry], tasks: int | None = None) -> tuple[list[str], Groups]:
+def all_of(groups: Groups) -> list[Summary]:
+    return [run for labels in groups.values() for each in labels.values() for run in each]
+
+
+def report(
+    entries: Sequence[Entry], tasks: int | None = None, kept: Sequence[Summary] = ()
+) -> tuple[list[str], Groups]:
     """All tables, printed, and in Markdown; and the summaries that they are made of."""
-    groups, left_out = grouped(entries, tasks)
+    groups, left_out = grouped(entries, tasks, kept)
     sections = [table for table in (continual_table(groups), overview_table(groups), dynamics_table(groups)) if table]
-    sections += [scenario_table(name, labels, lengths(entries, name)) for name, labels in groups.items()]
+    sections += [scenario_table(name, labels, lengths(labels, name)) for name, labels in groups.items()]
     if groups:
-        sections.append(legend(labels_of(groups), entries))
+        sections.append(legend(groups))
     if left_out:
         sections.append("Cut off before the last task, and left out: " + "; ".join(left_out) + ".\n")
     return sections, groups
@@ -253,8 +262,12 @@ def report(entries: Sequence[Entry], tasks: int | None = None) -> tuple[list[str
 
 def write_json(path: Path, groups: Groups) -> None:
     """One run a line."""
-    runs = [asdict(run) for labels in groups.values() for each in labels.values() for run in each]
-    path.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
+    path.write_text("[\n" + ",\n".join(json.dumps(asdict(run)) for run in all_of(groups)) + "\n]\n")
+
+
+def read_json(path: Path) -> list[Summary]:
+    """What ``write_json`` wrote; nothing if there is no file."""
+    return [Summary(**run) for run in json.loads(path.read_text())] if path.exists() else []
 
 
 def plot(groups: Groups, path: Path) -> None:

@@ -59,6 +59,13 @@ class Summary:
     quiet_updates: int | None
     speed: float
     curve: list[float | None]
+    iterations: int
+    machine: str
+    settings: dict[str, Any]
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.scenario, self.label, self.seed
 
 
 def tasks_of(entry: Entry) -> int:
@@ -109,6 +116,9 @@ def summarize(entry: Entry, tasks: int) -> Summary:
         **alarm_metrics(entry, returns, scenario),
         speed=entry["steps"] / max(entry["cpu_seconds"], 1e-9),
         curve=[point for task in returns for point in curve(task)],
+        iterations=iterations,
+        machine=entry["machine"],
+        settings={k: v for k, v in entry["settings"].items() if k not in ("tasks", "iterations")},
     )
 
 

@@ -36,6 +36,7 @@ import drift_report
 import torch
 from drift_methods import METHODS
 from drift_scenarios import GROUPS, ITERATION, SCENARIOS, Recorder, Scenario
+from drift_statistics import Summary
 from learning import setting
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -279,7 +280,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few steps of everything; writes no result")
     parser.add_argument(
-        "--report", action="store_true", help="run nothing; tables and picture of the folder, to benchmarks/results"
+        "--report",
+        action="store_true",
+        help="run nothing; tables and picture of the folder, to benchmarks/results, which keeps its other runs",
     )
     parser.add_argument(
         "--tuning", action="store_true", help="the first two tasks of CartPole and Acrobot, seeds from 1000"
@@ -339,10 +342,10 @@ def write_report(folder: Path, target: Path, tasks: int | None = None) -> None:
 
     Args:
         folder: Of the runs.
-        target: Folder to write to.
+        target: Folder to write to. Runs that its drift_suite.json has already, and the folder has not, are kept.
         tasks: Only the first tasks count, so that runs that were cut off can be compared.
     """
-    sections, groups = drift_report.report(load(folder), tasks)
+    sections, groups = drift_report.report(entries := load(folder), tasks, kept_in(target, entries))
     if not groups:
         raise SystemExit(f"no results in {folder}")
     drift_report.write_json(target / "drift_suite.json", groups)
@@ -352,6 +355,22 @@ def write_report(folder: Path, target: Path, tasks: int | None = None) -> None:
         f"scenario.\n\n{drift_report.statistics.__doc__}"
     )
     common.write_result("drift_suite", "python benchmarks/drift_suite.py", sections, note, target)
+
+
+def kept_in(target: Path, entries: Sequence[Entry]) -> list[Summary]:
+    """Runs of earlier campaigns in a folder of results, without those that were run again.
+
+    Raises if a label stands for other settings now: mixing them would compare nothing.
+    """
+    settings = {entry["label"]: entry["settings"] for entry in entries}
+    again = {(entry["scenario"], entry["label"], entry["seed"]) for entry in entries}
+    kept = [run for run in drift_report.read_json(target / "drift_suite.json") if run.key not in again]
+    for run in kept:
+        now = settings.get(run.label, run.settings)
+        differ = sorted(name for name, value in run.settings.items() if now.get(name, value) != value)
+        if differ:
+            raise SystemExit(f"{run.label} had another {', '.join(differ)} in {target}: give new runs a --label")
+    return kept
 
 
 def main() -> None:

@@ -278,6 +278,23 @@ def test_a_report_is_made_of_a_folder(tmp_path):
     assert not left_out
 
 
+def test_results_of_earlier_campaigns_are_kept(tmp_path):
+    target = tmp_path / "results"
+    target.mkdir()
+    for folder, seeds in (("first", (0, 1)), ("second", (1, 2))):
+        for seed in seeds:
+            write(tmp_path / folder, entry(seed=seed, plain=[[100.0 * len(folder)] * 4] * 2))
+        drift_suite.write_report(tmp_path / folder, target)
+    runs = drift_report.read_json(target / "drift_suite.json")
+    assert [(run.seed, run.plain) for run in runs] == [(0, 500.0), (1, 600.0), (2, 600.0)]
+    assert "2 tasks of 3,200 steps" in (target / "drift_suite.md").read_text()
+    other = entry(seed=3, plain=[[1.0] * 4] * 2)
+    other["settings"]["method"] = "kit-memory"
+    write(tmp_path / "third", other)
+    with pytest.raises(SystemExit, match=r"kit had another method in .*: give new runs a --label"):
+        drift_suite.write_report(tmp_path / "third", target)
+
+
 def test_finished_runs_are_not_run_again_and_others_are(tmp_path):
     runs = drift_suite.plan(["continual-cartpole"], ["sb3", "kit"], range(2), overrides={"gamma": 0.9}, scale=0.0)
     assert [run.key for run in runs[:2]] == ["continual-cartpole/sb3/0", "continual-cartpole/kit, gamma=0.9/0"]
