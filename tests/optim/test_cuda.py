@@ -385,3 +385,23 @@ def test_grad_scaler_and_autocast():
         scaler.update()
         losses.append(loss.item())
     assert losses[-1] < 0.3 * losses[0]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("sigma", [0.0, 0.1])
+@pytest.mark.parametrize("optimizer_class", OPTIMIZERS)
+def test_compiled_equals_eager(optimizer_class, sigma, begun):
+    """Also where the step counts of earlier steps are on the host."""
+    results = []
+    for compile_it in (False, True):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        params = cuda_parameters()
+        optimizer = optimizer_class(params, lr=0.01, sigma=sigma)
+        step = torch.compile(optimizer.step, fullgraph=True) if compile_it else optimizer.step
+        for i in range(5):
+            cuda_gradients(params, i)
+            (optimizer.step if i == 0 and begun else step)()
+        results.append(values(params))
+    assert_equal(*results, atol=2e-6, rtol=1e-5)

@@ -115,6 +115,8 @@ def test_what_is_not_there_is_not_listed():
         "optimizer.weight_decay",
     ]
     assert not {"target_kl", "cvar_alpha", "clip_range_vf"} & set(names)
+    # UPGD has an entry for momentum in its groups, for torch's schedulers, but no momentum.
+    assert not {"optimizer.momentum", "optimizer.beta1"} & set(small(optimizer_class="upgd").hyperparams)
 
 
 def test_what_has_no_effect_cannot_be_set():
@@ -383,7 +385,7 @@ def test_options_of_the_optimizer_and_the_scaler_reach_them():
     model.hyperparams["vgs.warmup_steps"] = 3
     model.learn(2 * UPDATE)
     group = model.policy.optimizer.param_groups[0]
-    assert (group["sigma"], group["weight_decay"], group["beta1"]) == (0.1, 0.2, 0.5)
+    assert (group["sigma"], group["weight_decay"], group["betas"]) == (0.1, 0.2, (0.5, 0.999))
     assert (model.vgs.alpha, model.vgs.warmup_steps) == (0.7, 3)
     # Eight steps: the scaler is past its warm-up.
     assert model.logger.name_to_value["vgs/scaling_factor"] < 1

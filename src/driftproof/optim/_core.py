@@ -194,7 +194,10 @@ class Extremes(NamedTuple):
         tensors = [part.high for part in parts if isinstance(part.high, Tensor)]
         if not tensors:
             return Extremes(min(part.low for part in parts), max(part.high for part in parts))
-        like = max(tensors, key=lambda t: torch.finfo(t.dtype).bits)
+        like = tensors[0]
+        for tensor in tensors:  # Not max(key=...), which torch.compile cannot trace.
+            if torch.finfo(tensor.dtype).bits > torch.finfo(like.dtype).bits:
+                like = tensor
         lows, highs = (torch.stack([_like(e, like) for e in column]) for column in zip(*parts, strict=True))
         return Extremes(lows.amin(0), highs.amax(0))
 

@@ -33,14 +33,18 @@ NoiseSource: TypeAlias = Callable[[int, torch.device], RawNoise]
 """Function that draws a number of values on a device."""
 
 
+def noise_scale(device: torch.device) -> float:
+    """The scale of the noise that :func:`draw_noise` draws on a device."""
+    return 1.0 / _BYTE_STD if device.type == "cpu" else 1.0
+
+
 def draw_noise(count: int, device: torch.device) -> RawNoise:
     """Draw independent numbers from the device's default generator: bytes on a CPU, floats elsewhere."""
     if device.type != "cpu":
-        return RawNoise(
-            torch.empty(count, dtype=torch.float32, device=device).uniform_(-_UNIFORM_BOUND, _UNIFORM_BOUND), 1.0
-        )
+        flat = torch.empty(count, dtype=torch.float32, device=device).uniform_(-_UNIFORM_BOUND, _UNIFORM_BOUND)
+        return RawNoise(flat, noise_scale(device))
     words = torch.empty((count + 7) // 8, dtype=torch.int64, device="cpu")
     words.random_(-(2**63), None)  # all 64 bits
     # Odd numbers only: a range symmetric about zero, so that the mean is exactly zero.
     words.bitwise_or_(_LOWEST_BIT_OF_EACH_BYTE)
-    return RawNoise(words.view(torch.int8)[:count], 1.0 / _BYTE_STD)
+    return RawNoise(words.view(torch.int8)[:count], noise_scale(device))

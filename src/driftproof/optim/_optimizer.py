@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
@@ -13,9 +13,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from driftproof._arguments import check_flag, check_number, check_option
+from driftproof.optim._betas import check_agreement
 from driftproof.optim._core import Gate, Group, NoiseReference, Settings, bias_correction, compute_dtype
 from driftproof.optim._foreach import Scratch, pack
 from driftproof.optim._metrics import step_metrics
+from driftproof.optim._traced import step as traced_step
 from driftproof.optim.functional import upgd_step
 from driftproof.settings.optimizers import BOUNDS, NOISE_DEFAULTS
 
@@ -28,6 +30,10 @@ SHARED_DEFAULTS: dict[str, Any] = {
     "capturable": False,
 }
 """Options of every group, and the values that state dicts written before an option existed are read with."""
+
+
+_DEFAULT_BETAS = {"betas": (0.9, 0.999)}
+_LISTS = ("params", "grads", "utilities", "steps", "first_moments", "second_moments", "norm_emas")
 
 
 class _Prepared(NamedTuple):
@@ -54,10 +60,13 @@ class UPGDBase(Optimizer):
 
     moment_keys: ClassVar[tuple[str, str] | None] = None
     """Names of the two moments in the state, for Adam-like directions."""
+    beta_names: ClassVar[dict[str, int]] = {}
+    """Options that mean the same as one of the ``betas``, each with its index."""
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         defaults = {**SHARED_DEFAULTS, **defaults}
         _validate(defaults)
+        self._merge_aliases(defaults, _DEFAULT_BETAS)
         self._scratch = Scratch()
         self._prepared: dict[int, _Prepared] = {}
         super().__init__(params, defaults)
@@ -65,6 +74,10 @@ class UPGDBase(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters; its options are checked like those of the constructor."""
         _validate({**self.defaults, **param_group})
+        param_group = dict(param_group)
+        aliases = {name: (i, param_group.get(name), None) for name, i in self.beta_names.items()}
+        check_agreement(param_group.get("betas"), aliases)
+        self._merge_aliases(param_group, self.defaults)
         super().add_param_group(param_group)
 
     @torch.no_grad()
@@ -77,7 +90,8 @@ class UPGDBase(Optimizer):
         Args:
             closure: Re-evaluates the model and returns the loss.
         """
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        compiling = torch.compiler.is_compiling()
+        capturing = not compiling and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         if capturing and not all(group["capturable"] for group in self.param_groups):
             raise RuntimeError(f"{type(self).__name__} in a CUDA graph needs capturable=True in all parameter groups")
         loss = None
@@ -86,11 +100,41 @@ class UPGDBase(Optimizer):
                 loss = closure()
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         proceed = None if found_inf is None else found_inf == 0
+        if compiling:
+            self._step_traced(proceed)
+            return loss
         groups = [self._prepare(i, group, proceed) for i, group in enumerate(self.param_groups)]
         upgd_step(groups, scratch=self._scratch, proceed=proceed)
         for group in groups:
             group.grads = []  # What is kept for the next step must not keep gradients alive.
         return loss
+
+    def _step_traced(self, proceed: Tensor | None) -> None:
+        """The step as torch.compile sees it."""
+        groups = []
+        for group in self.param_groups:
+            lists: list[list[Tensor]] = [[], [], [], [], [], [], []]
+            params, grads, utilities, steps, first_moments, second_moments, norm_emas = lists
+            self._init_group(group, params, grads, utilities, steps, first_moments, second_moments, norm_emas)
+            if group["maximize"]:
+                grads = [-grad for grad in grads]
+            settings = self.settings_of(group)
+            groups.append(Group(settings, params, grads, utilities, steps, first_moments, second_moments, norm_emas))
+        traced_step(groups, proceed)
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> None:
+        """Complete the state of a group, and append parameters, gradients and state to lists.
+
+        The compiler knows methods of this name: it runs them while it traces the step, instead of compiling them.
+        """
+        self._complete_state(group, None)
+        gathered = self._gather(group)
+        for param in gathered.params:
+            self.state[param]["step"] = self.state[param]["step"].to(param.device)
+        gathered.grads = [param.grad for param in gathered.params if param.grad is not None]
+        gathered.steps = [self.state[param]["step"] for param in gathered.params]
+        for destination, name in zip(lists, _LISTS, strict=True):
+            destination += getattr(gathered, name)
 
     @torch.no_grad()
     def metrics(self) -> dict[str, Tensor]:
@@ -142,8 +186,10 @@ class UPGDBase(Optimizer):
         groups = []
         for group, saved in zip(self.param_groups, saved_groups, strict=True):
             options = {name: value for name, value in group.items() if name != "params"}
+            _validate({**options, **saved})
+            saved = dict(saved)
+            self._merge_aliases(saved, options)
             groups.append({**options, **saved})
-            _validate(groups[-1])
             for key, param in zip(saved["params"], group["params"], strict=True):
                 for name, value in state_dict["state"].get(key, {}).items():
                     _check_entry(name, value, key, param)
@@ -168,7 +214,9 @@ class UPGDBase(Optimizer):
         self._prepared = {}
         for name, value in SHARED_DEFAULTS.items():
             self.defaults.setdefault(name, value)
+        self._merge_aliases(self.defaults, _DEFAULT_BETAS)
         for group in self.param_groups:
+            self._merge_aliases(group, self.defaults)
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
         self._pack_state(list(self.state))
@@ -292,6 +340,14 @@ class UPGDBase(Optimizer):
             capturable=group["capturable"],
             **self._direction_settings(group),
         )
+
+    def _merge_aliases(self, group: dict[str, Any], present: Mapping[str, Any]) -> None:
+        """Replace options of a group, or some of them, by those that they are other names for.
+
+        Args:
+            group: Changed in place.
+            present: The options that are in force where the group does not say.
+        """
 
     def _direction_settings(self, group: dict[str, Any]) -> dict[str, Any]:
         """Settings of the direction: ``beta_utility``, and the moments of Adam-like directions."""

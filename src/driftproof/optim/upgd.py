@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from driftproof.optim._betas import check_agreement, merge_betas
 from driftproof.optim._core import Gate, NoiseReference
 from driftproof.optim._optimizer import UPGDBase
 
@@ -39,7 +41,11 @@ class UPGD(UPGDBase):
         maximize: Ascend instead of descend.
         foreach: ``False`` selects the slow single-tensor reference form.
         capturable: Keep step counts on the device, so that the step can be captured in a CUDA graph.
+        betas: For code that passes AdamW's arguments to any optimizer: the second is ``beta_utility``, as for
+            :class:`UPGDW`. The first is not used, because there is no momentum.
     """
+
+    beta_names: ClassVar[dict[str, int]] = {"beta_utility": 1}
 
     def __init__(
         self,
@@ -59,8 +65,9 @@ class UPGD(UPGDBase):
         maximize: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,
+        betas: tuple[float, float] | None = None,
     ) -> None:
-        defaults = {
+        defaults: dict[str, Any] = {
             "lr": lr,
             "weight_decay": weight_decay,
             "beta_utility": beta_utility,
@@ -75,8 +82,18 @@ class UPGD(UPGDBase):
             "maximize": maximize,
             "foreach": foreach,
             "capturable": capturable,
+            # For schedulers that cycle momentum: they refuse optimizers without. The step does not read it.
+            "momentum": 0.0,
         }
+        if betas is not None:
+            check_agreement(betas, {"beta_utility": (1, beta_utility, 0.999)})
+            defaults["betas"] = betas
         super().__init__(params, defaults)
+
+    def _merge_aliases(self, group: dict[str, Any], present: Mapping[str, Any]) -> None:
+        if "betas" in group:
+            group["beta_utility"] = group.pop("betas")[1]
+        group.setdefault("momentum", 0.0)
 
     def _direction_settings(self, group: dict[str, Any]) -> dict[str, Any]:
         return {"beta_utility": group["beta_utility"]}
@@ -93,9 +110,11 @@ class AdaptiveUPGD(UPGDBase):
         beta1: Decay of the first moment.
         beta2: Decay of the second moment.
         eps: Added to the root of the second moment.
+        betas: Both decays, as for AdamW. Parameter groups have them under this name.
     """
 
     moment_keys = ("first_moment", "sec_moment")
+    beta_names: ClassVar[dict[str, int]] = {"beta1": 0, "beta2": 1}
 
     def __init__(
         self,
@@ -118,14 +137,16 @@ class AdaptiveUPGD(UPGDBase):
         maximize: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,
+        betas: tuple[float, float] | None = None,
     ) -> None:
+        if betas is not None:
+            check_agreement(betas, {"beta1": (0, beta1, 0.9), "beta2": (1, beta2, 0.999)})
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
             "beta_utility": beta_utility,
             "sigma": sigma,
-            "beta1": beta1,
-            "beta2": beta2,
+            **({"beta1": beta1, "beta2": beta2} if betas is None else {"betas": betas}),
             "eps": eps,
             "adaptive_noise": adaptive_noise,
             "noise_beta": noise_beta,
@@ -140,10 +161,16 @@ class AdaptiveUPGD(UPGDBase):
         }
         super().__init__(params, defaults)
 
+    def _merge_aliases(self, group: dict[str, Any], present: Mapping[str, Any]) -> None:
+        merge_betas(group, present)
+
     def _direction_settings(self, group: dict[str, Any]) -> dict[str, Any]:
+        if "beta1" in group or "beta2" in group:
+            # Set by hand: that is the latest.
+            merge_betas(group, {"betas": group.pop("betas")})
         return {
             "beta_utility": group["beta_utility"],
-            "betas": (group["beta1"], group["beta2"]),
+            "betas": tuple(group["betas"]),
             "eps": group["eps"],
         }
 

@@ -20,7 +20,7 @@ from driftproof.learner.hyperparams import Hyperparameter, Hyperparameters
 from driftproof.nn.actor_critic import AdaptedPolicy, as_policy
 from driftproof.nn.heads import QuantileHead
 from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
-from driftproof.optim import UPGDW, AdaptiveUPGD, VarianceGradientScaler
+from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
 from driftproof.ppo.optimizers import check_options, optimizer_class, optimizer_in_policy_kwargs, unused_options
 from driftproof.ppo.sb3_views import Scheduled
 from driftproof.settings.adversarial import AdversarialSettings
@@ -312,7 +312,9 @@ def add_parts(agent: DistributionalPPO) -> None:
         owned.act("target_kl", partial(_set_target_kl, agent))
     unused = unused_options(type(optimizer), optimizer.defaults)
     for key, value in optimizer.defaults.items():
-        if key != "lr" and type(value) in (int, float):
+        # UPGD has no momentum: its entry is for schedulers of torch.
+        skipped = key == "lr" or (key == "momentum" and isinstance(optimizer, UPGD))
+        if not skipped and type(value) in (int, float):
             # Bounds are unknown for optimizers of other libraries.
             bounds = OPTIMIZER_BOUNDS.get(key, {"at_least": 0} if value >= 0 else {})
             if key == "eps" and not isinstance(optimizer, UPGDW | AdaptiveUPGD):
