@@ -1,5 +1,6 @@
 """What scripts and callbacks for Stable-Baselines3 use of an agent."""
 
+import inspect
 import io
 import tempfile
 
@@ -7,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, LogEveryNTimesteps
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
@@ -171,6 +173,8 @@ def test_settings_can_be_left_out_of_a_file(tmp_path):
     assert DistributionalPPO.load(tmp_path / "agent.zip").verbose == 0
     model.save(tmp_path / "agent.zip", exclude=["verbose"], include=["verbose"])
     assert DistributionalPPO.load(tmp_path / "agent.zip").verbose == 2
+    model.save(tmp_path / "agent.zip", exclude=["replay_buffer", "verbose"])
+    assert DistributionalPPO.load(tmp_path / "agent.zip").verbose == 0
 
 
 def test_attributes_travel_if_they_are_plain_and_are_named_if_not(tmp_path):
@@ -288,6 +292,13 @@ def test_progress_bars_need_nothing_to_be_installed():
 def test_a_rollout_buffer_class_is_refused_with_the_way_to_read_rollouts():
     with pytest.raises(TypeError, match=r"rollout_buffer_class.*model\.rollout_buffer"):
         small(rollout_buffer_class=object)
+
+
+def test_every_argument_of_ppo_is_taken_at_its_default():
+    theirs = inspect.signature(PPO).parameters.items()
+    defaults = {name: each.default for name, each in theirs if each.default is not each.empty}
+    assert {"rollout_buffer_class", "rollout_buffer_kwargs", "_init_setup_model"} <= set(defaults)
+    assert DistributionalPPO("MlpPolicy", "CartPole-v1", **defaults).n_steps == defaults["n_steps"]
 
 
 def test_a_small_policy_on_a_gpu_is_warned_of():

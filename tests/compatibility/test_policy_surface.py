@@ -52,6 +52,7 @@ class World(gym.Env):
 
     def step(self, action):
         assert self.action_space.contains(action)
+        assert np.asarray(action).dtype == self.action_space.dtype
         return self.observation_space.sample(), 3.0, bool(self.np_random.random() < 0.2), False, {}
 
 
@@ -371,8 +372,9 @@ def test_files_that_do_not_fit_say_so(tmp_path):
 
 @pytest.mark.parametrize("space", ACTIONS)
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
-def test_predicted_actions_are_arrays_of_the_space(policy, space):
+def test_actions_are_arrays_of_the_space(policy, space):
     model = agent(policy, space)
+    model.learn(1)
     for deterministic in (True, False):
         action, _ = model.predict(observations(1)[0].numpy(), deterministic=deterministic)
         assert isinstance(action, np.ndarray)

@@ -1,6 +1,8 @@
 """Kinds of settings that rl-zoo3 has for PPO and RecurrentPPO, and how it trains, continues and evaluates agents."""
 
+import gc
 import warnings
+import weakref
 
 import gymnasium
 import numpy as np
@@ -166,6 +168,18 @@ def test_a_schedule_stays_at_its_end_if_the_last_rollout_overruns_training(sched
         model.save(tmp_path / "agent")
     given = {"learning_rate": schedule, "clip_range": schedule}
     DistributionalPPO.load(tmp_path / "agent", make_vec_env(CARTPOLE), "cpu", given).learn(32)
+
+
+def test_an_environment_is_freed_after_a_trial():
+    model = DistributionalPPO("MlpPolicy", CARTPOLE, n_steps=16, n_epochs=1, device="cpu").learn(16)
+    env = weakref.ref(model.env)
+    model.env.close()
+    del model.env
+    assert model.get_env() is None
+    gc.collect()
+    assert env() is None
+    with pytest.raises(ValueError, match="environment"):
+        model.learn(16)
 
 
 def test_a_decay_that_rounding_leaves_below_zero_can_be_saved_and_loaded(tmp_path):

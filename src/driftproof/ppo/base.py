@@ -58,6 +58,10 @@ class Forwarded:
     def __set__(self, agent: Any, value: Any) -> None:
         setattr(agent.__dict__[self.part], self.name, value)
 
+    def __delete__(self, agent: Any) -> None:
+        # rl-zoo3 deletes env, to free it.
+        setattr(agent.__dict__[self.part], self.name, None)
+
 
 class AgentBase(BaseAlgorithm):
     """Trains a :class:`Learner` on rollouts of a :class:`Worker`, with the interface of Stable-Baselines3."""

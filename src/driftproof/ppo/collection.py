@@ -53,7 +53,7 @@ def collect(
         assert worker.starts is not None
         # Callbacks may have reset the recurrent state.
         collector.state = worker.recurrent_state
-        actions = collector.act(worker.observation, worker.starts)
+        actions = collector.act(worker.observation, worker.starts).astype(env.action_space.dtype, copy=False)
         new_obs, rewards, dones, infos = _step_env(env, actions, step)
         check_rewards(rewards, step)
         check_observations(normalizer, new_obs, step)

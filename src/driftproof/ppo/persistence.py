@@ -52,8 +52,8 @@ class Persistent(ComponentTree):
 
         Args:
             path: File name; ``.zip`` is added to a name without a suffix.
-            exclude: Components, settings or attributes to leave out. Settings then have their defaults when the file is
-                loaded.
+            exclude: Components, settings or attributes to leave out; names that the agent does not have are ignored.
+                Settings then have their defaults when the file is loaded.
             include: Exceptions from ``exclude``; without ``exclude``, the only components to write.
         """
         tree, config = self.current_states(), self.config()
@@ -65,7 +65,8 @@ class Persistent(ComponentTree):
             settings.pop(name, None)
             attributes.pop(name, None)
         others = self.setting_names() | set(dir(self))
-        tree = without(tree, sorted(name for name in left_out if name in tree or name not in others))
+        parts = sorted(name for name in left_out if name in tree or name not in others)
+        tree = without(tree, parts, missing_ok=True)
         self._warn_of_what_is_lost(settings)
         exact = self.worker.is_whole and include is None and exclude is None
         write(with_suffix(path, reading=False), tree, config=config, exact=exact)

@@ -373,6 +373,9 @@ class AgentSettings(EntropySettings, DriftSettings):
             if (value := getattr(self, name)) is not None and mode != needed:
                 raise _conflict(name, f'{name}={value} needs kl_stop="{needed}", not {mode!r}')
 
+    absent: ClassVar[tuple[str, ...]] = ("rollout_buffer_class", "rollout_buffer_kwargs")
+    """Arguments of Stable-Baselines3 that can only have their default, ``None``."""
+
     @staticmethod
     def hint(name: str) -> str:
         """Hint for an unknown argument."""
@@ -397,7 +400,7 @@ _EARLIER = {
     "kl_early_stop": "kl_stop",
     "kl_exceed_stop_fraction": "kl_stop='fraction' with kl_stop_fraction",
     **dict.fromkeys(
-        ("rollout_buffer_class", "rollout_buffer_kwargs"),
+        AgentSettings.absent,
         "not supported: the rollout buffer is fixed; read its contents through model.rollout_buffer",
     ),
 }

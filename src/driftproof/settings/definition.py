@@ -239,7 +239,8 @@ def takes(
 ) -> Callable[[Callable[[Any, Given], None]], Callable[Concatenate[Any, P], None]]:
     """Decorator that gives an ``__init__`` the signature of a definition and passes it a checked instance.
 
-    Type checkers, editors and ``inspect.signature`` see every argument with its type and default.
+    Type checkers, editors and ``inspect.signature`` see every argument with its type and default. Names in the
+    definition's ``absent`` are accepted as ``None`` too.
     """
 
     def decorate(init: Callable[[Any, Given], None]) -> Callable[Concatenate[Any, P], None]:
@@ -247,8 +248,10 @@ def takes(
 
         @functools.wraps(init)
         def __init__(self: Any, *args: P.args, **kwargs: P.kwargs) -> None:  # noqa: N807
-            for name in kwargs:
-                if name not in signature.parameters:
+            for name in list(kwargs):
+                if kwargs[name] is None and name in getattr(definition, "absent", ()):
+                    del kwargs[name]
+                elif name not in signature.parameters:
                     find: Callable[[str], str] | None = getattr(definition, "hint", None)
                     hint = did_you_mean(name, signature.parameters) if find is None else find(name)
                     raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}; {hint}")

@@ -107,14 +107,14 @@ def select(tree: Mapping[Any, Any], names: Iterable[str]) -> dict[Any, Any]:
     return result
 
 
-def without(tree: Mapping[Any, Any], names: Iterable[str]) -> dict[Any, Any]:
+def without(tree: Mapping[Any, Any], names: Iterable[str], missing_ok: bool = False) -> dict[Any, Any]:
     """The tree without the named parts; names are as in :func:`select`.
 
     Raises:
-        KeyError: There is no such part; the message lists similar names.
+        KeyError: There is no such part, and ``missing_ok`` is not set; the message lists similar names.
     """
     result = dict(tree)
-    for keys in [_find(tree, name) for name in names]:
+    for keys in [_find(tree, name) for name in names if not missing_ok or _matches(tree, name) is not None]:
         inner: dict[Any, Any] | None = result
         for key in keys[:-1]:
             if inner is None or key not in inner:  # removed by another name

@@ -169,7 +169,7 @@ class _Half:
             with self._caught(member):
                 env = self._env(member)
                 with explained(env, step):
-                    env.step_async(actions[member - self.first])
+                    env.step_async(actions[member - self.first].astype(env.action_space.dtype, copy=False))
 
     def receive(self, step: int) -> None:
         """Wait for the environments, and store what they returned."""
