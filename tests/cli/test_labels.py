@@ -169,6 +169,49 @@ def test_bars_of_the_run_that_it_started_from_are_seen_too(runs, capsys):
     assert saved(runs, "warm")["scope"]["in_sample"] is True
 
 
+def test_the_same_prices_under_another_name_are_in_sample(runs, capsys, tmp_path):
+    """A copy of the file, or another market of the same time, is no test of the agent."""
+    write_csv(tmp_path / "copy.csv", regime_bars(400, seed=3, symbol="OTHER"))
+    for split, label in (("train", "IN SAMPLE on training split of OTHER"), ("test", "out of sample on test split of")):
+        options = ["--set", f"env.kwargs.data={tmp_path / 'copy.csv'}", "--set", f"env.kwargs.split={split}"]
+        _, output, errors = call(capsys, "evaluate", "market", *options, "--episodes", 1, "--runs-dir", runs)
+        assert f"evaluated {label}" in output, errors
+    assert "training saw bars of the same time, of ACME" not in output
+
+
+def test_what_a_lone_checkpoint_has_seen_is_unknown(runs, capsys, tmp_path):
+    (path,) = (runs / "all" / "checkpoints").glob("*64.zip")
+    (tmp_path / "alone.zip").write_bytes(path.read_bytes())
+    options = [*MARKET, "--set", f"env.kwargs.data={runs / 'prices.csv'}", *SHORT, *SMALL]
+    options += ["--from", tmp_path / "alone.zip", "--set", "run.total_timesteps=32", "--name", "alone"]
+    _, output, errors = call(capsys, "train", *options, "--runs-dir", tmp_path)
+    assert "held-out split of ACME" in output, errors
+    assert "whether training saw these bars is not recorded" in output
+    assert "out of sample" not in output
+    _, output, errors = call(capsys, "backtest", "alone", runs / "prices.csv", "--runs-dir", tmp_path)
+    assert "UNKNOWN SAMPLE" in output, errors
+    assert "out of sample" not in output
+
+
+def test_markets_of_different_times_are_split_at_one(capsys, tmp_path):
+    """Else training would see one market at the time on which another is evaluated."""
+    late = regime_bars(400, seed=4, symbol="LATE")
+    write_csv(tmp_path / "two.csv", regime_bars(400, seed=3, symbol="ACME"), late.rows(slice(160, None)))
+    options = [*MARKET, "--set", f"env.kwargs.data={tmp_path / 'two.csv'}", *SHORT, *SMALL, "--runs-dir", tmp_path]
+    code, output, errors = call(capsys, "train", *options, "--name", "two")
+    assert code == 0, errors
+    assert "all are split at 20" in output
+    assert "evaluated out of sample on held-out split of ACME, LATE" in output
+    sources = json.loads((tmp_path / "two" / "sources.json").read_text())
+    ends = {last for _, last, _ in sources["histories"][0]["symbols"].values()}
+    scope = saved(tmp_path, "two")["scope"]["symbols"]
+    assert len(ends) == 1
+    assert all(first > min(ends) for first, _, _ in scope.values())
+    fractions = ["--set", "env.kwargs.fractions=[0.7, 0.15, 0.15]", "--name", "three"]
+    _, output, _ = call(capsys, "train", *options, *fractions)
+    assert "evaluated IN SAMPLE on held-out split of ACME, LATE" in output
+
+
 def test_a_run_of_an_earlier_version_is_labelled_truthfully(runs, capsys, tmp_path):
     for name, is_seen in (("market", False), ("all", True)):
         path = runs / name / "sources.json"
@@ -313,7 +356,7 @@ def test_every_logged_metric_is_in_the_guide(runs, capsys):
     rows = [json.loads(line) for path in runs.glob("*/metrics.jsonl") for line in path.read_text().splitlines()]
     names = {name for row in rows for name in row} - {"step", "member"}
     text = (Path(__file__).parents[2] / "docs" / "watching_a_run.md").read_text()
-    families = ("lstm/", "adversarial/", "population/diversity/", "population/format/")
+    families = ("lstm/", "population/diversity/", "population/format/")
     own = ("drift/reward_scale",)  # of the environment
     assert len(names) > 60
     missing = [name for name in names if f"`{name}`" not in text and not name.startswith((*families, *own))]

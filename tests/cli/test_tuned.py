@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from driftproof.cli.backtesting import trials_of
 from driftproof.cli.tuned import ancestry, compared
 from driftproof.config import build_agent, load, loads
 from driftproof.config.tuned import configured, tuned
@@ -74,6 +75,9 @@ def test_best_values_are_printed_and_train_as_they_are(capsys, tmp_path):
     assert json.loads((tmp_path / "run" / "confirm.json").read_text()) == result
     code, _, errors = call(capsys, "train", tmp_path / "run" / "best.yaml", "--runs-dir", tmp_path, "--name", "again")
     assert code == 0, errors
+    trials = [json.loads((tmp_path / name / "sources.json").read_text())["trials"] for name in ("run", "again")]
+    assert trials[0] == 1
+    assert trials[1] == trials_of(tmp_path / "run") >= 2, "the Sharpe ratio is deflated for the search"
 
 
 def test_the_difference_is_students_paired_interval():

@@ -44,6 +44,7 @@ def logged(label=None, evaluation=(), config=None, **metrics):
     )
 
 
+HELD = score(4, name="buy and hold")
 RANDOM, FLAT = score(20, name="random"), score(0, 0.1, name="flat")
 TRAINED = {"rollout__ep_rew_mean": constant(100), "rollout__ep_len_mean": constant(10)}
 CASES = {
@@ -51,6 +52,10 @@ CASES = {
     findings.worse_than_baseline: (
         logged(evaluation=[score(15), RANDOM]),
         logged(evaluation=[score(25), RANDOM]),
+    ),
+    findings.worse_than_holding: (
+        logged(evaluation=[score(3), HELD]),
+        logged(evaluation=[score(5), HELD]),
     ),
     findings.training_gap: (
         logged(UNSEEN, [score(40, length=10)], **TRAINED),
@@ -92,9 +97,12 @@ def test_a_check_finds_what_it_is_for_and_nothing_else(check):
     assert all((found.title, found.evidence, found.threshold, found.remedy))
     assert re.search(r"\d", found.evidence) or check is findings.in_sample
     assert check(right) is None
-    assert check(Evidence({})) is None, "nothing was logged"
+    assert check(Evidence({})) is findings.NOT_CHECKED, "nothing was logged"
     assert [each.title for each in judged("run", wrong).findings] == [found.title]
-    assert len(judged("run", right).passed) == len(CHECKS)
+    names = {each: name for name, each in CHECKS.items()}
+    assert names[check] in judged("run", right).passed
+    assert judged("run", right).findings == []
+    assert len(judged("run", Evidence({})).unchecked) == len(CHECKS), "what was not logged is not in order"
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.__name__)
@@ -114,7 +122,10 @@ def test_thresholds_are_those_of_the_guide():
 
 
 def test_entropy_of_continuous_actions_is_not_judged():
-    assert findings.entropy_collapse(logged(train__entropy_loss=-some(0.5, 1.4, -2), train__std=constant(0.3))) is None
+    assert (
+        findings.entropy_collapse(logged(train__entropy_loss=-some(0.5, 1.4, -2), train__std=constant(0.3)))
+        is findings.NOT_CHECKED
+    )
 
 
 def test_separate_intervals_are_an_alarm():
@@ -129,7 +140,8 @@ def test_the_gap_is_per_step_in_a_history_only():
     evaluation = [score(80, length=20)]
     assert findings.training_gap(logged(UNSEEN, evaluation, **TRAINED)) is not None
     assert findings.training_gap(logged(NEW, evaluation, **TRAINED)) is None
-    assert findings.training_gap(logged(Label("x", True), [score(1)], **TRAINED)) is None, "in sample: no gap to see"
+    seen = logged(Label("x", True), [score(1)], **TRAINED)
+    assert findings.training_gap(seen) is findings.NOT_CHECKED, "in sample: no gap to see"
 
 
 def test_few_updates_are_not_judged():
@@ -149,7 +161,8 @@ def test_findings_are_on_top_of_the_page(tmp_path):
     block = page[page.index('<section id="findings">') : page.index('<section id="learning">')]
     assert re.findall(r'<li class="(\w+)">', block) == ["alarm", "warning", "note"]
     assert '<a href="#optimizer">Optimizer</a> · <code>docs/watching_a_run.md#upgd</code>' in block
-    assert "In order, or not logged: " in block
+    assert "In order: losses finite" in block
+    assert "Not checked, as too little was logged: " in block
 
 
 def test_facts_of_the_run(tmp_path):

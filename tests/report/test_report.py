@@ -255,6 +255,20 @@ class TestDrift:
             assert f"<tr>{text}</tr>" in table
         assert_valid(page)
 
+    def test_recovery_is_of_single_rollouts_where_they_are_known(self, tmp_path):
+        """A mean over a hundred episodes hides the fall; a bad rollout at the end of a phase is none."""
+        run = write_drifting(tmp_path / "run", [90] * 8, [0, 0, 1, 1, 1, 1, 1, 1])
+        rows = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+        for values, cell in (([100, 100, 40, 95, 97, 99, 99, 99], "512"), ([100, 100, 99, 98, 97, 99, 20, 99], "0")):
+            written = [json.dumps({**each, "drift/return": value}) for each, value in zip(rows, values, strict=True)]
+            (run / "metrics.jsonl").write_text("".join(f"{text}\n" for text in written))
+            text = write_report([run], tmp_path / "report.html").read_text()
+            assert f"<td>1</td><td>512</td><td>100</td><td>{min(values)}</td><td>{cell}</td>" in text
+            assert "means of the latest hundred episodes, which fall late" not in text
+        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+        page = write_report([run], tmp_path / "report.html")
+        assert "means of the latest hundred episodes, which fall late" in page.read_text()
+
     def test_recovery_of_negative_returns(self, tmp_path):
         returns = [-100, -100, -500, -111, -109]
         page = write_report([write_drifting(tmp_path / "run", returns, [0, 0, 1, 1, 1])], tmp_path / "report.html")

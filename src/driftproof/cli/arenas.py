@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from driftproof.config import Config
     from driftproof.ppo import DistributionalPPO
-    from driftproof.runs.sources import History
+    from driftproof.runs.sources import Sources
 
 _UNSEEN = 2**30
 """Offset added to the run's seed, so that evaluation and training use different seeds."""
@@ -32,13 +32,13 @@ class Subject:
         agent: The agent.
         settings: Configuration with the environment.
         lasting: States of the environments' drift at the end of training, if known.
-        trained: Bars that it was trained on; ``None``: unknown.
+        trained: What it was trained on; ``None``: unknown.
     """
 
     agent: DistributionalPPO
     settings: Config
     lasting: Sequence[Mapping[str, Any]] | None = None
-    trained: Sequence[History] | None = None
+    trained: Sources | None = None
 
 
 @dataclass

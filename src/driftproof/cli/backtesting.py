@@ -40,7 +40,8 @@ def backtest(
         typer.Option(
             "--trials",
             min=1,
-            help="Agents this one was selected from, for the deflated Sharpe ratio. Default: the population's.",
+            help="Trials this agent was selected from, for the deflated Sharpe ratio. Default: those recorded, "
+            "of its population or of the search behind its best.yaml.",
         ),
     ] = None,
     out: Annotated[
@@ -115,23 +116,37 @@ def cost_of(config: Config | None) -> float:
 
 
 def _trials(found: agents.Found) -> tuple[int, list[agents.Found]]:
-    """Number of trials that an agent was selected from, and the trials whose agents still exist.
-
-    In a population, each set of hyper-parameters that a member started or continued with is a trial.
-    """
+    """Number of trials that an agent was selected from, and the trials whose agents still exist."""
     from dataclasses import replace
 
-    from driftproof.runs.events import read_events
     from driftproof.runs.folder import RunFolder
 
-    if found.folder is None or not found.is_run or not is_population(found.folder):
+    if found.folder is None or not found.is_run:
         return 1, []
+    if not is_population(found.folder):
+        return trials_of(found.folder), []
     state = RunFolder(found.folder).read_state()
     folder = RunFolder(found.folder, state.config.checkpoint_dir)
     files = [state.members[member].file for member in state.ranking]
     saved = [replace(found, checkpoint=folder.member_path(file)) for file in files if file is not None]
-    changes = [event for event in read_events(found.folder / EVENTS) if event.kind in ("exploit", "explore", "replace")]
-    return len(state.members) + len(changes), saved
+    return trials_of(found.folder), saved
+
+
+def trials_of(folder: Path) -> int:
+    """Number of trials that the agent of a run was selected from.
+
+    In a population, each set of hyper-parameters that a member started or continued with is a trial.
+    """
+    from driftproof.runs.events import read_events
+    from driftproof.runs.folder import RunFolder
+    from driftproof.runs.sources import read_sources
+
+    sources = read_sources(folder)
+    before = 1 if sources is None else sources.trials
+    if not is_population(folder):
+        return before
+    changes = [event for event in read_events(folder / EVENTS) if event.kind in ("exploit", "explore", "replace")]
+    return max(before, len(RunFolder(folder).read_state().members) + len(changes))
 
 
 def show(result: Backtest) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stable_baselines3.common.callbacks import BaseCallback
 
 from driftproof.cli.interrupts import interrupts
-from driftproof.runs import LENGTH, RETURN, SUCCESS
+from driftproof.runs import DRIFT_RETURN, LENGTH, RETURN, SUCCESS
 from driftproof.runs.ranking import episode_mean
 
 if TYPE_CHECKING:
@@ -20,14 +20,28 @@ _SECONDS_BETWEEN_GLANCES = 0.2
 
 
 class LogDrift(BaseCallback):
-    """Log the drift of the first environment, as reported in its ``info``."""
+    """Log the drift of the first environment, as reported in its ``info``, and the return of the latest episodes.
+
+    The mean over the last hundred episodes would hide the fall after a change.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._returns: list[float] = []
+
+    def _on_rollout_start(self) -> None:
+        self._returns.clear()
 
     def _on_step(self) -> bool:
+        self._returns += [float(info["episode"]["r"]) for info in self.locals["infos"] if "episode" in info]
         return True
 
     def _on_rollout_end(self) -> None:
-        for name, value in self.locals["infos"][0].get("drift", {}).items():
+        drift = self.locals["infos"][0].get("drift", {})
+        for name, value in drift.items():
             self.logger.record(f"drift/{name}", float(value))
+        if drift and self._returns:
+            self.logger.record(DRIFT_RETURN, sum(self._returns) / len(self._returns))
 
 
 class LogRun(BaseCallback):

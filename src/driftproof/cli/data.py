@@ -105,10 +105,37 @@ def record(config: Config) -> Config:
 
     try:
         kwargs = {**config.env.kwargs, "load": recorded_load(data, config.env.kwargs.get("load") or {})}
+        kwargs |= _common_split(kwargs)
     except (ValueError, TypeError, ImportError, OSError):
         return config  # The environment will report it.
     recorded: Config = config.model_copy(update={"env": config.env.model_copy(update={"kwargs": kwargs})})
     return recorded
+
+
+def _common_split(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Dates that hold out the last 30% of all bars, if markets begin or end at different times and no split is given.
+
+    Fractions of each market's own rows would train on one market at the time on which another is evaluated.
+    """
+    import numpy as np
+
+    from driftproof.envs.market import MarketEnv, markets_of
+
+    if {"split", "fractions", "dates", "period"} & set(kwargs):
+        return {}
+    markets = markets_of(kwargs["data"], kwargs["load"])
+    stamps = [bars.timestamps for symbol, bars in markets.items() if symbol in (kwargs.get("symbols") or markets)]
+    if len({(times[0], times[-1]) for times in stamps}) < 2:
+        return {}
+    times = np.sort(np.concatenate(stamps))
+    dates = [str(times[int(len(times) * share)].astype("M8[s]")).removesuffix("T00:00:00") for share in (0.7, 0.85)]
+    try:
+        for split in ("train", "held_out"):
+            MarketEnv(**kwargs, split=split, dates=dates)
+    except ValueError:
+        return {}  # A market lacks bars before or after.
+    say(f"markets begin or end at different times: all are split at {dates[0]}, which holds out 30% of all bars")
+    return {"dates": dates}
 
 
 def training_of(found: Found) -> Training | None:
@@ -119,13 +146,15 @@ def training_of(found: Found) -> Training | None:
     if found.folder is None:
         return None
     config = found.config()
-    histories = scopes.trained_on(found.folder, config)
-    if histories:
+    seen = scopes.trained_on(found.folder, config)
+    if seen is None or not seen.is_complete:
+        return None
+    if histories := seen.histories:
         ends = [list(history.symbols.values()) for history in histories]
         spans = tuple((min(first for first, _, _ in each), max(last for _, last, _ in each)) for each in ends)
         return Training(spans, "trained on " + " and ".join(map(scopes.described, histories)))
     is_simulated = config.env.id.rpartition(":")[2] == "driftproof/RegimeMarket-v0"
-    return Training(text="trained on simulated prices") if is_simulated and histories is not None else None
+    return Training(text="trained on simulated prices") if is_simulated else None
 
 
 def names_of(prices: Path) -> list[str]:

@@ -14,6 +14,7 @@ from driftproof.cli.options import changes
 if TYPE_CHECKING:
     from driftproof.config import Config
     from driftproof.ppo import DistributionalPPO
+    from driftproof.runs.sources import Sources
     from driftproof.state import Checkpoint
 
 ORIGIN, AGENT = "origin.json", "origin.zip"
@@ -55,6 +56,16 @@ class Origin:
         except ConfigError as error:
             advice = f"these settings come from {path}: give a CONFIG file with the same networks"
             raise ConfigError([*error.problems, advice]) from error
+
+    def sources(self) -> Sources | None:
+        """What the agent was trained on; ``None``: unknown."""
+        from driftproof.cli import backtesting, scopes
+
+        folder = self.found.folder
+        known = None if folder is None else scopes.trained_on(folder, self.found.config())
+        if known is None or folder is None:
+            return None
+        return known.model_copy(update={"trials": backtesting.trials_of(folder)})
 
     def begin(self, agent: DistributionalPPO) -> dict[str, Any]:
         """Copy the states that fit to the agent, and print a report; returns the record for the run folder."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from driftproof.runs.sources import History, Sources, history_of, read_sources
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
+    from driftproof.cli.origins import Origin
     from driftproof.config import Config
     from driftproof.ppo import DistributionalPPO
 
@@ -27,7 +28,7 @@ def scope_of(
     venv: VecEnv,
     settings: Config,
     seed: int,
-    trained: Sequence[History] | None,
+    trained: Sources | None,
     *,
     drift: Mapping[str, Any] | None = None,
     normalizer: str = "frozen",
@@ -39,7 +40,7 @@ def scope_of(
         venv: Environments of the evaluation.
         settings: Configuration of the evaluation.
         seed: Seed of the first environment.
-        trained: Bars that the agent was trained on; ``None``: unknown.
+        trained: What the agent was trained on; ``None``: unknown.
         drift: Drift phase and values, with a ``note`` about them; ``None``: the environment does not drift.
         normalizer: Whether the observation normaliser is ``"frozen"`` or ``"follows"`` shifts of the observations.
     """
@@ -73,27 +74,28 @@ def training_histories(settings: Config) -> list[History]:
         env.close()
 
 
-def trained_on(folder: Path | None, settings: Config) -> list[History] | None:
-    """Bars that the agent of a run was trained on; ``None``: unknown."""
+def trained_on(folder: Path | None, settings: Config) -> Sources | None:
+    """What the agent of a run was trained on; ``None``: unknown."""
     from driftproof.config import ConfigError
 
     if folder is None:
         return None
     if (sources := read_sources(folder)) is not None:
-        return sources.histories
+        return sources
     try:
-        return training_histories(settings)  # of runs of earlier versions
+        return Sources(histories=training_histories(settings))  # of runs of earlier versions
     except ConfigError:
         return None
 
 
-def plan(settings: Config, folder: Path | None = None, origin: Path | None = None) -> Sources:
+def plan(settings: Config, folder: Path | None = None, origin: Origin | None = None, trials: int = 1) -> Sources:
     """Print the bars for training and for evaluation; returns the record for the run folder.
 
     Args:
         settings: The configuration.
         folder: Folder of the run, if it is resumed.
-        origin: Folder of the run whose agent it starts from.
+        origin: The agent that it starts from.
+        trials: Number of trials that its hyper-parameters were selected from.
 
     Raises:
         ConfigError: There are no bars to evaluate on.
@@ -105,8 +107,10 @@ def plan(settings: Config, folder: Path | None = None, origin: Path | None = Non
     own = training_histories(settings)
     sources = None if folder is None else read_sources(folder)
     if sources is None:
-        earlier = None if origin is None else read_sources(origin)
-        sources = provenance(settings, [*own, *(earlier.histories if earlier else ())])
+        earlier = Sources() if origin is None else origin.sources() or Sources(is_complete=False)
+        sources = provenance(settings, [*own, *earlier.histories]).model_copy(
+            update={"is_complete": earlier.is_complete, "trials": max(trials, earlier.trials)}
+        )
     if own:
         say(f"trains on {described(own[0])}")
         if settings.run.evaluation_episodes:
@@ -114,7 +118,7 @@ def plan(settings: Config, folder: Path | None = None, origin: Path | None = Non
             if not {"split", "fractions", "dates"} & set(kwargs):
                 say("env.kwargs.split is not set: the last 30% of the bars are held out for evaluation")
             env = make_env(settings.env, settings.trust, is_evaluation=True)
-            show(_of_history(history_of(env.get_wrapper_attr("history")), sources.histories), "will be evaluated")
+            show(_of_history(history_of(env.get_wrapper_attr("history")), sources), "will be evaluated")
             env.close()
     return sources
 
@@ -132,15 +136,20 @@ def described(history: History) -> str:
     return f"{_SPLITS.get(history.split, history.split)} of {symbols}, {first} to {last} ({history.bars:,} bars)"
 
 
-def _of_history(history: History, trained: Sequence[History] | None) -> dict[str, Any]:
-    is_seen = None if trained is None else any(history.overlaps(other) for other in trained)
-    where = described(history)
-    if is_seen is None:
-        text = f"on {where}; whether training saw these bars is not recorded"
-    elif is_seen:
+def _of_history(history: History, trained: Sources | None) -> dict[str, Any]:
+    where, seen = described(history), [] if trained is None else trained.histories
+    is_seen: bool | None = True
+    if any(history.overlaps(other) for other in seen):
         text = f"{IN_SAMPLE} on {where}: training saw these bars; without env.kwargs.split, the last 30% are held out"
+    elif same := next((other for other in seen if history.is_of_the_time_of(other)), None):
+        # The same prices may have another name, and markets move together.
+        names = shortlist([printable(name, 30) or "prices" for name in same.symbols], 3)
+        text = f"{IN_SAMPLE} on {where}: training saw bars of the same time, of {names}; env.kwargs.dates splits all "
+        text += "markets at one time"
+    elif trained is None or not trained.is_complete:
+        text, is_seen = f"on {where}; whether training saw these bars is not recorded", None
     else:
-        text = f"out of sample on {where}"
+        text, is_seen = f"out of sample on {where}", False
     return {"text": text, "in_sample": is_seen, "split": history.split, "symbols": history.symbols}
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftproof.cli import data, evaluation, origins, runs, scopes
+from driftproof.cli import data, evaluation, origins, runs, scopes, tuned
 from driftproof.cli.errors import CommandError, Stopped, say
 from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import (
@@ -70,7 +70,7 @@ def train(
         runs.check_free(runs_dir, name, "train")
         settings = data.record(settings)
         try_env(settings)
-        sources = scopes.plan(settings, origin=None if origin is None else origin.found.folder)
+        sources = scopes.plan(settings, origin=origin, trials=tuned.trials_behind(config))
         agent = built(settings)
         began = None if origin is None else origin.begin(agent)
         with runs.created(runs_dir, name, settings, "train") as folder:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from driftproof._text import shortlist, table
 from driftproof.cli import runs, scopes
+from driftproof.cli.backtesting import trials_of
 from driftproof.cli.errors import CommandError, say
 from driftproof.cli.provenance import provenance
 from driftproof.cli.view import number
@@ -73,6 +74,14 @@ def write_best(settings: Config, values: Mapping[str, Any], folder: Path) -> Pat
     path = own_file(folder, BEST)
     write_atomically(path, [content], follow_links=False)
     return path
+
+
+def trials_behind(config: Path | None) -> int:
+    """Number of trials that a configuration was selected from: those of the search, if it is a ``best.yaml``."""
+    from driftproof.runs import is_population
+
+    is_best = config is not None and config.name == BEST and is_population(config.parent)
+    return trials_of(config.parent) if config is not None and is_best else 1
 
 
 def ancestry(events: Sequence[Event], member: int) -> Iterator[Mapping[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from driftproof._text import shortlist
 from driftproof.report.bundles import Bundle, common_phases, shaded, titled
@@ -15,7 +16,18 @@ from driftproof.report.results import PhaseScore
 from driftproof.report.runs import Run
 from driftproof.report.series import Array, Life, plain, spread, together
 from driftproof.report.signs import Sign, charts_of, names
-from driftproof.runs import ALARM, ALARMS, ANCHOR_MOVES, LEVEL, PHASE, PHASE_RESULTS, RESPONSES, RETURN, TRIAL
+from driftproof.runs import (
+    ALARM,
+    ALARMS,
+    ANCHOR_MOVES,
+    DRIFT_RETURN,
+    LEVEL,
+    PHASE,
+    PHASE_RESULTS,
+    RESPONSES,
+    RETURN,
+    TRIAL,
+)
 
 _MOST_SWITCHES = 60
 _MOST_MARKS = 300
@@ -23,6 +35,8 @@ _MOST_MARKS = 300
 _BEFORE = 0.2
 """Share of a phase, at its end, whose mean return is the level before the next one."""
 _RECOVERED = 0.9
+_FALLS_WITHIN = 1 / 3
+"""Share of a phase, at its beginning, within which returns of single rollouts fall because of the change."""
 _SIGNS = (
     Sign(PHASE, "Phase", "Counts the changes of the world."),
     Sign(
@@ -55,6 +69,7 @@ _SIGNS = (
     ),
     Sign("drift/calibration", "Calibration of the critics", "Of λ-returns among the quantiles that critics predicted."),
     Sign("drift/cusum", "Evidence of a harmful change", "CUSUM of the critics' calibration, which raises the alarm."),
+    Sign(DRIFT_RETURN, "Return of each rollout", "Mean over the episodes that ended in it."),
     Sign("drift/episode_return", "Return, for the alarm", "Mean return of the latest episodes."),
     Sign(
         "drift/typical_return",
@@ -114,13 +129,18 @@ def drift(bundles: Sequence[Bundle]) -> Section | Absent:
         if found := switches(bundle):
             suffix = f": {bundle.name}" if len(bundles) > 1 else ""
             parts += [_recovery_chart(found, suffix), _recovery_table(found, suffix)]
+            if _metric(bundle) == RETURN:
+                notes.append(
+                    f"Recovery{suffix}: returns are means of the latest hundred episodes, which fall late and little; "
+                    "returns of each rollout were not logged."
+                )
     return Section(title, "How the world changed meanwhile, and how agents recovered.", [*parts, *charts], notes)
 
 
 def switches(bundle: Bundle) -> list[Switch]:
     """Changes of phase that all agents of a bundle had at the same steps, with the median of their returns."""
-    phases = common_phases([bundle])
-    steps, values = together(bundle.lives, RETURN)
+    phases, metric = common_phases([bundle]), _metric(bundle)
+    steps, values = together(bundle.lives, metric)
     _, returns, _ = spread(values)
     steps, returns = steps[np.isfinite(returns)], returns[np.isfinite(returns)]
     if not 1 < len(phases) <= _MOST_SWITCHES or not len(steps):
@@ -135,14 +155,21 @@ def switches(bundle: Bundle) -> list[Switch]:
         step, end = steps[earlier][-1], returns[earlier]
         before = float(end[-max(round(_BEFORE * len(end)), 1) :].mean())
         since = steps[own] - step
-        found.append(Switch(phase, step, before, since, returns[own], _recovery(since, returns[own], before)))
+        # Single rollouts are also bad by chance, long after the change.
+        within = since <= (since[-1] if metric == RETURN else max(_FALLS_WITHIN * since[-1], since[0]))
+        found.append(Switch(phase, step, before, since, returns[own], _recovery(since, returns[own], before, within)))
     return found
 
 
-def _recovery(since: Array, returns: Array, before: float) -> float | None:
-    """Steps until returns, having fallen, are back; 0 if they never fell."""
+def _metric(bundle: Bundle) -> str:
+    """The metric that shows recoveries best: returns of each rollout, if all agents logged them."""
+    return DRIFT_RETURN if all(len(life.column(DRIFT_RETURN)[0]) for life in bundle.lives) else RETURN
+
+
+def _recovery(since: Array, returns: Array, before: float, within: npt.NDArray[np.bool_]) -> float | None:
+    """Steps until returns, having fallen within some of them, are back; 0 if they did not fall."""
     is_back = returns >= before - (1 - _RECOVERED) * abs(before)
-    if is_back.all():
+    if is_back[within].all():
         return 0.0
     # Means of recent episodes fall only some time after the change.
     fell = int(np.argmin(is_back))

@@ -87,6 +87,13 @@ class Finding:
     section: str
 
 
+class NotChecked:
+    """Result of a check for which too little was logged."""
+
+
+NOT_CHECKED = NotChecked()
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What checks found in a run.
@@ -95,16 +102,20 @@ class Verdict:
         name: Name of the run.
         findings: The most severe first.
         passed: Names of the checks that found nothing.
+        unchecked: Names of the checks for which too little was logged.
     """
 
     name: str
     findings: Sequence[Finding]
     passed: Sequence[str]
+    unchecked: Sequence[str]
 
 
-def in_sample(run: Evidence) -> Finding | None:
+def in_sample(run: Evidence) -> Finding | NotChecked | None:
     """Whether the evaluation used what training saw."""
-    if run.label is None or not run.label.in_sample:
+    if run.label is None or run.label.in_sample is None:
+        return NOT_CHECKED
+    if not run.label.in_sample:
         return None
     return Finding(
         "alarm",
@@ -118,13 +129,13 @@ def in_sample(run: Evidence) -> Finding | None:
     )
 
 
-def worse_than_baseline(run: Evidence) -> Finding | None:
+def worse_than_baseline(run: Evidence) -> Finding | NotChecked | None:
     """Whether the agent does no better than random play, or in a market than staying flat."""
     found = next((score for score in run.evaluation[1:] if score.name in ("random", "flat")), None)
-    if found is None:
-        return None
+    if found is None or not math.isfinite(run.evaluation[0].mean):
+        return NOT_CHECKED
     agent = run.evaluation[0]
-    if not agent.mean <= found.mean or not math.isfinite(agent.mean):
+    if agent.mean > found.mean:
         return None
     is_clear = agent.high < found.low and all(score.low < score.high for score in (agent, found))
     return Finding(
@@ -140,13 +151,35 @@ def worse_than_baseline(run: Evidence) -> Finding | None:
     )
 
 
-def training_gap(run: Evidence) -> Finding | None:
+def worse_than_holding(run: Evidence) -> Finding | NotChecked | None:
+    """Whether an agent in a market earns no more than buying and holding."""
+    found = next((score for score in run.evaluation[1:] if score.name == "buy and hold"), None)
+    if found is None or not math.isfinite(run.evaluation[0].mean):
+        return NOT_CHECKED
+    agent = run.evaluation[0]
+    if agent.mean > found.mean:
+        return None
+    is_clear = agent.high < found.low and all(score.low < score.high for score in (agent, found))
+    return Finding(
+        "warning",
+        "No better than buying and holding",
+        f"agent {number(agent.mean)}, buy and hold {number(found.mean)} per episode, after costs"
+        + ("; their intervals do not overlap" if is_clear else ""),
+        "return above that of buy and hold",
+        "Holding costs nothing and needs no agent. A lower return can be worth it for less risk: compare Sharpe ratios "
+        "and drawdowns, out of sample (driftproof backtest).",
+        "evaluation",
+        "Evaluation",
+    )
+
+
+def training_gap(run: Evidence) -> Finding | NotChecked | None:
     """Whether the agent does much worse on what training has not seen."""
     if run.label is None or run.label.in_sample is not False or not run.evaluation:
-        return None
+        return NOT_CHECKED
     agent, trained = run.evaluation[0], run.late(RETURN)
     if not len(trained) or not math.isfinite(agent.mean):
-        return None
+        return NOT_CHECKED
     before, high = float(trained.mean()), agent.high
     what, scale = "return", 1.0
     lengths = run.late(LENGTH)
@@ -155,7 +188,9 @@ def training_gap(run: Evidence) -> Finding | None:
         what, scale = "return per step", 1 / agent.length
         before /= float(lengths.mean())
     now, high = agent.mean * scale, high * scale
-    if before <= 0 or now > (1 - GAP) * before or high >= before:
+    if before <= 0:
+        return NOT_CHECKED  # There is no share of a loss.
+    if now > (1 - GAP) * before or high >= before:
         return None
     return Finding(
         "warning",
@@ -169,12 +204,12 @@ def training_gap(run: Evidence) -> Finding | None:
     )
 
 
-def vgs_at_cap(run: Evidence) -> Finding | None:
+def vgs_at_cap(run: Evidence) -> Finding | NotChecked | None:
     """Whether gradient scaling is stuck at its limit."""
     noise = run.finite("vgs/normalized_variance")
     cap = run.setting("vgs", "variance_cap", 50.0)
     if len(noise) < _FEWEST or cap is None:
-        return None
+        return NOT_CHECKED
     share = float((noise >= cap).mean())
     if share < AT_CAP:
         return None
@@ -190,10 +225,12 @@ def vgs_at_cap(run: Evidence) -> Finding | None:
     )
 
 
-def explained_variance(run: Evidence) -> Finding | None:
+def explained_variance(run: Evidence) -> Finding | NotChecked | None:
     """Whether the critics predict anything."""
     values = run.late("train/explained_variance")
-    if not len(values) or (mean := float(values.mean())) >= EXPLAINED:
+    if not len(values):
+        return NOT_CHECKED
+    if (mean := float(values.mean())) >= EXPLAINED:
         return None
     is_market = run.label is not None and run.label.is_history
     return Finding(
@@ -209,10 +246,12 @@ def explained_variance(run: Evidence) -> Finding | None:
     )
 
 
-def gate_spread(run: Evidence) -> Finding | None:
+def gate_spread(run: Evidence) -> Finding | NotChecked | None:
     """Whether UPGD's gate distinguishes weights."""
     values = run.late("upgd/gate_std")
-    if not len(values) or (mean := float(values.mean())) >= GATE_SPREAD:
+    if not len(values):
+        return NOT_CHECKED
+    if (mean := float(values.mean())) >= GATE_SPREAD:
         return None
     return Finding(
         "note",
@@ -226,13 +265,15 @@ def gate_spread(run: Evidence) -> Finding | None:
     )
 
 
-def entropy_collapse(run: Evidence) -> Finding | None:
+def entropy_collapse(run: Evidence) -> Finding | NotChecked | None:
     """Whether a policy over discrete actions has stopped exploring."""
     if len(run.finite("train/std")):
-        return None  # The entropy of continuous actions is relative to their scale, and may be negative.
+        return NOT_CHECKED  # The entropy of continuous actions is relative to their scale, and may be negative.
     entropy = -run.finite("train/entropy_loss")
     late = -run.late("train/entropy_loss")
-    if not len(late) or entropy[0] <= 0 or (left := float(late.mean()) / float(entropy[0])) >= ENTROPY_LEFT:
+    if not len(late) or entropy[0] <= 0:
+        return NOT_CHECKED
+    if (left := float(late.mean()) / float(entropy[0])) >= ENTROPY_LEFT:
         return None
     return Finding(
         "warning",
@@ -246,10 +287,12 @@ def entropy_collapse(run: Evidence) -> Finding | None:
     )
 
 
-def std_collapse(run: Evidence) -> Finding | None:
+def std_collapse(run: Evidence) -> Finding | NotChecked | None:
     """Whether a policy over continuous actions has stopped exploring."""
     values = run.late("train/std")
-    if not len(values) or (std := float(values.mean())) >= SMALLEST_STD or std <= 0:
+    if not len(values) or (std := float(values.mean())) <= 0:
+        return NOT_CHECKED
+    if std >= SMALLEST_STD:
         return None
     return Finding(
         "warning",
@@ -262,11 +305,11 @@ def std_collapse(run: Evidence) -> Finding | None:
     )
 
 
-def kl_above_target(run: Evidence) -> Finding | None:
+def kl_above_target(run: Evidence) -> Finding | NotChecked | None:
     """Whether updates change the policy far more than intended."""
     values = run.late("train/approx_kl")
     if not len(values):
-        return None
+        return NOT_CHECKED
     target = run.setting("ppo", "target_kl", None)
     limit = KL_WITHOUT_TARGET if target is None else KL_OVER_TARGET * target
     middle = float(np.median(values))
@@ -284,9 +327,11 @@ def kl_above_target(run: Evidence) -> Finding | None:
     )
 
 
-def skipped(run: Evidence) -> Finding | None:
+def skipped(run: Evidence) -> Finding | NotChecked | None:
     """Whether minibatches were skipped because of numbers that are not finite."""
     values = run.finite("train/skipped_minibatches")
+    if not len(values):
+        return NOT_CHECKED
     total = float(values.sum())
     if total <= 0:
         return None
@@ -304,9 +349,11 @@ def skipped(run: Evidence) -> Finding | None:
     )
 
 
-def not_finite(run: Evidence) -> Finding | None:
+def not_finite(run: Evidence) -> Finding | NotChecked | None:
     """Whether losses were logged that are not numbers."""
     counts = {name: int((~np.isfinite(np.asarray(run.metrics[name]))).sum()) for name in _LOSSES if name in run.metrics}
+    if not counts:
+        return NOT_CHECKED
     bad = {name: count for name, count in counts.items() if count}
     if not bad:
         return None
@@ -322,10 +369,12 @@ def not_finite(run: Evidence) -> Finding | None:
     )
 
 
-def critic_warnings(run: Evidence) -> Finding | None:
+def critic_warnings(run: Evidence) -> Finding | NotChecked | None:
     """Whether one critic's gradient vanished or dwarfed the other's."""
     values = run.finite("critic/warning")
-    if len(values) < _FEWEST or (share := float((values > 0).mean())) < WARNED:
+    if len(values) < _FEWEST:
+        return NOT_CHECKED
+    if (share := float((values > 0).mean())) < WARNED:
         return None
     return Finding(
         "warning",
@@ -338,10 +387,12 @@ def critic_warnings(run: Evidence) -> Finding | None:
     )
 
 
-def drift_alarms(run: Evidence) -> Finding | None:
+def drift_alarms(run: Evidence) -> Finding | NotChecked | None:
     """What the agent noticed of drift."""
     alarms = run.finite(ALARMS)
-    if not len(alarms) or alarms[-1] <= 0:
+    if not len(alarms):
+        return NOT_CHECKED
+    if alarms[-1] <= 0:
         return None
     level = run.finite("drift/level")
     how = f"; its response is at level {number(float(level[-1]))}" if len(level) and level[-1] > 0 else ""
@@ -357,9 +408,10 @@ def drift_alarms(run: Evidence) -> Finding | None:
     )
 
 
-CHECKS: dict[str, Callable[[Evidence], Finding | None]] = {
+CHECKS: dict[str, Callable[[Evidence], Finding | NotChecked | None]] = {
     "evaluation not in sample": in_sample,
     "better than random play or staying flat": worse_than_baseline,
+    "better than buying and holding": worse_than_holding,
     "evaluation near the training return": training_gap,
     "losses finite": not_finite,
     "no skipped minibatches": skipped,
@@ -379,5 +431,7 @@ _ORDER = ("alarm", "warning", "note")
 def judged(name: str, run: Evidence) -> Verdict:
     """What all checks find in a run."""
     found = {what: check(run) for what, check in CHECKS.items()}
-    wrong = sorted((each for each in found.values() if each is not None), key=lambda each: _ORDER.index(each.severity))
-    return Verdict(name, wrong, [what for what, each in found.items() if each is None])
+    wrong = [each for each in found.values() if isinstance(each, Finding)]
+    wrong.sort(key=lambda each: _ORDER.index(each.severity))
+    passed = [what for what, each in found.items() if each is None]
+    return Verdict(name, wrong, passed, [what for what, each in found.items() if isinstance(each, NotChecked)])

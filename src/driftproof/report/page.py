@@ -104,7 +104,9 @@ def _verdicts(verdicts: Sequence[Verdict], titles: Collection[str]) -> str:
     """The block of findings."""
     counts = Counter(finding.severity for verdict in verdicts for finding in verdict.findings)
     told = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in counts.items())
-    lead = f"{len(CHECKS)} checks of what was logged: {told or 'nothing looks wrong'}."
+    done = [len(verdict.findings) + len(verdict.passed) for verdict in verdicts]
+    most = f"{max(done, default=0)} of {len(CHECKS)} checks could be made"
+    lead = f"{most}: {told or 'nothing looks wrong'}."
     body = "".join(_verdict(verdict, titles, is_alone=len(verdicts) == 1) for verdict in verdicts)
     return f'<section id="findings"><h2>Findings</h2><p class="lead">{lead}</p>{body}</section>'
 
@@ -113,8 +115,9 @@ def _verdict(verdict: Verdict, titles: Collection[str], is_alone: bool) -> str:
     title = "" if is_alone else f"<h3>{_shown(verdict.name)}</h3>"
     found = "".join(_finding(each, titles) for each in verdict.findings)
     items = f'<ul class="findings">{found}</ul>' if found else ""
-    names = ", ".join(verdict.passed)
-    return f'{title}{items}<p class="note">In order, or not logged: {_shown(names)}.</p>'
+    others = (("In order", verdict.passed), ("Not checked, as too little was logged", verdict.unchecked))
+    notes = "".join(f'<p class="note">{how}: {_shown(", ".join(names))}.</p>' for how, names in others if names)
+    return f"{title}{items}{notes}"
 
 
 def _finding(finding: Finding, titles: Collection[str]) -> str:

@@ -48,6 +48,14 @@ class History(BaseModel):
             if symbol in other.symbols
         )
 
+    def is_of_the_time_of(self, other: History) -> bool:
+        """Whether both have bars of one time, of any symbols."""
+        return any(
+            first <= end and begin <= last
+            for first, last, _ in self.symbols.values()
+            for begin, end, _ in other.symbols.values()
+        )
+
 
 class File(BaseModel):
     """A file that the configuration names.
@@ -82,6 +90,8 @@ class Sources(BaseModel):
 
     Attributes:
         histories: Bars of markets; those of the run that it started from too.
+        is_complete: Whether these are all: not if it started from a checkpoint whose training is not recorded.
+        trials: Number of trials that its hyper-parameters were selected from.
         files: Files that the configuration names.
         modules: Modules that the configuration names.
         started: When the run was started, ISO, in UTC.
@@ -89,6 +99,8 @@ class Sources(BaseModel):
     """
 
     histories: Annotated[list[History], Field(max_length=_MOST)] = []
+    is_complete: Annotated[bool, Field(strict=True)] = True
+    trials: Annotated[int, Field(strict=True, ge=1, le=2**53)] = 1
     files: Annotated[list[File], Field(max_length=_MOST)] = []
     modules: Annotated[list[Module], Field(max_length=_MOST)] = []
     started: _Name = ""
