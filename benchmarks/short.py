@@ -156,7 +156,8 @@ def main() -> None:
         note = (
             ". Final return: mean of 20 or 100 episodes of the deterministic policy. Mean return while training: the "
             "area under the learning curve. Interquartile means over seeds and their bootstrap intervals; fewer than "
-            "10 seeds: the campaign was not finished. Runs were made on two machines, some beside other work: speeds differ."
+            "10 seeds: the campaign was not finished. Runs were made on two machines, some beside other work: speeds "
+            "differ."
         )
         common.write_result("short", "python benchmarks/short.py", sections, note)
 
