@@ -75,9 +75,10 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The page of settings is made of the models.
+# The page of settings is made of the models, and configs/ holds copies of the package's starting values.
 docs: $(CORE)
 	$(BIN)/python -m driftproof.config.page > docs/configuration.md
+	cp src/driftproof/config/starting_values/*.yaml configs/
 
 # The documentation as a site that needs no network: open build/site/index.html.
 site: export NO_MKDOCS_2_WARNING := 1
@@ -109,6 +110,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/population.py --quick
 	$(BIN)/python benchmarks/robustness.py --quick
 	$(BIN)/python benchmarks/infer.py --quick
+	$(BIN)/python benchmarks/starting_values.py --quick
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -12,91 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
-from gymnasium.spaces import Box, Discrete
 from stable_baselines3.common.envs import IdentityEnvBox, IdentityEnvMultiBinary
 
+from driftproof.envs.memory import HideVelocities, MemoryCue, RepeatPrevious
+
 ALGORITHMS = ("SB3 PPO", "RecurrentPPO", "driftproof", "driftproof, no memory", "driftproof, GRU")
-
-
-class MemoryCue(gym.Env[np.ndarray, np.int64]):
-    """A cue is shown at the first step, then come ``length`` steps of noise; the last action must name the cue.
-
-    Observation: the cue as one-hot, or noise in its place, then "this is the cue", then "answer now". Reward is 1 for
-    the right answer and 0 for everything else, so the mean return is the share of right answers. A policy without
-    memory gets 1/``cues``.
-    """
-
-    def __init__(self, cues: int = 4, length: int = 8) -> None:
-        if cues < 2 or length < 1:
-            raise ValueError(f"cues must be at least 2 and length at least 1, got {cues} and {length}")
-        self.cues = cues
-        self.length = length
-        self.observation_space = Box(0.0, 1.0, (cues + 2,), np.float32)
-        self.action_space = Discrete(cues)
-        self.cue = 0
-        self.step_count = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed, options=options)
-        self.cue = int(self.np_random.integers(self.cues))
-        self.step_count = 0
-        return self._observe(), {}
-
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict]:
-        over = self.step_count == self.length
-        reward = float(over and int(action) == self.cue)
-        self.step_count += 1
-        return self._observe(), reward, over, False, {}
-
-    def _observe(self) -> np.ndarray:
-        observation = np.zeros(self.cues + 2, np.float32)
-        if self.step_count == 0:
-            observation[self.cue] = 1
-        else:
-            observation[: self.cues] = self.np_random.random(self.cues)
-        observation[-2:] = self.step_count == 0, self.step_count == self.length
-        return observation
-
-
-class Copy(gym.Env[np.int64, np.int64]):
-    """One of four symbols is shown at every step; the action must name the one of four steps ago.
-
-    The reward is ±1, divided by the number of answers, so the return goes from -1 to 1; guessing earns -0.5.
-    """
-
-    SYMBOLS, DELAY, LENGTH = 4, 4, 52
-
-    def __init__(self) -> None:
-        self.observation_space = self.action_space = Discrete(self.SYMBOLS)
-        self.shown: list[int] = []
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict]:
-        super().reset(seed=seed, options=options)
-        self.shown = [int(self.np_random.integers(self.SYMBOLS))]
-        return self.shown[-1], {}
-
-    def step(self, action: np.int64) -> tuple[int, float, bool, bool, dict]:
-        step, reward = len(self.shown) - 1, 0.0
-        if step >= self.DELAY:
-            is_right = int(action) == self.shown[step - self.DELAY]
-            reward = (1.0 if is_right else -1.0) / (self.LENGTH - self.DELAY)
-        self.shown.append(int(self.np_random.integers(self.SYMBOLS)))
-        return self.shown[-1], reward, step + 1 >= self.LENGTH, False, {}
-
-
-class HideVelocities(gym.ObservationWrapper):
-    """CartPole with position and angle only."""
-
-    VISIBLE = (0, 2)
-
-    def __init__(self, env: gym.Env) -> None:
-        super().__init__(env)
-        visible = list(self.VISIBLE)
-        self.observation_space = Box(env.observation_space.low[visible], env.observation_space.high[visible])
-
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        return observation[list(self.VISIBLE)]
 
 
 def cartpole() -> gym.Env:
@@ -116,7 +36,7 @@ def memory() -> gym.Env:
 
 
 def copy() -> gym.Env:
-    return Copy()
+    return RepeatPrevious()
 
 
 def identity_bits() -> gym.Env:

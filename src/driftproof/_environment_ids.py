@@ -11,6 +11,9 @@ from types import ModuleType
 ENTRY_POINTS = {
     "driftproof/RegimeMarket-v0": "driftproof.envs.regime_market:RegimeMarketEnv",
     "driftproof/Market-v0": "driftproof.envs.market:MarketEnv",
+    "driftproof/MemoryCue-v0": "driftproof.envs.memory:MemoryCue",
+    "driftproof/RepeatPrevious-v0": "driftproof.envs.memory:RepeatPrevious",
+    "driftproof/CartPoleNoVelocity-v0": "driftproof.envs.memory:cartpole_no_velocity",
 }
 _REGISTRY = "gymnasium.envs.registration"
 

@@ -43,15 +43,18 @@ def error_of(text, is_population=False):
 
 
 @pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
-def test_ready_configurations_are_right(path, tmp_path):
+def test_ready_configurations_are_right(path, tmp_path, monkeypatch):
     own = []
+    if (package := path.stem.partition("_")[0]) in ("minatar", "minigrid"):
+        pytest.importorskip(package)
+        monkeypatch.syspath_prepend(path.parents[1] / "examples")
     if path.stem == "market":  # Of prices that users have.
         days = np.arange("2015-01-01", "2018-01-01", dtype="datetime64[D]")
         close = 100 * np.exp(np.random.default_rng(0).normal(0, 0.01, len(days)).cumsum())
         rows = [f"{day},{c},{c},{c},{c},1000" for day, c in zip(days, close, strict=True)]
         (tmp_path / "prices.csv").write_text("\n".join(["date,open,high,low,close,volume", *rows]))
         own = [f"env.kwargs.data={tmp_path / 'prices.csv'}"]
-    check(load(path, own), is_population="population" in path.stem)
+    check(load(path, own, ["minatar_and_minigrid"]), is_population="population" in path.stem)
     assert path.name in path.read_text(), "says how to run it"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from driftproof.cli.errors import CommandError, say
-from driftproof.cli.options import ConfigFile, EnvId, Overrides, Trusted, changes, trust_in
+from driftproof.cli.options import ConfigFile, Defaults, EnvId, Overrides, Trusted, changes, read_new, trust_in
 
 if TYPE_CHECKING:
     from driftproof.config import Config
@@ -19,6 +19,7 @@ def config(
     config: ConfigFile = None,
     env: EnvId = None,
     overrides: Overrides = None,
+    defaults: Defaults = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print a JSON Schema, for completion in editors.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Print all settings instead of checking them.")] = False,
     migrate: Annotated[
@@ -27,18 +28,27 @@ def config(
     ] = False,
     trust: Trusted = None,
 ) -> None:
-    """Print all settings, or check a CONFIG by building the agent and its environment."""
+    """Print all settings, or check a CONFIG by building the agent and its environment.
+
+    With --env and without a CONFIG, the settings are those that driftproof train would use.
+    """
     from driftproof.config import commented_yaml, json_schema, load
 
     if migrate:
-        if config is None or schema or full or env or overrides:
+        if config is None or schema or full or env or overrides or defaults:
             raise CommandError("--migrate converts a CONFIG file: give the file, and no other options")
         _migrate(config)
         return
     if schema:
         typer.echo(json.dumps(json_schema(), indent=2))
         return
-    settings = load(config, changes(env, overrides), trust_in(trust))
+    told = ""
+    if env is None and not defaults:
+        settings = load(config, changes(env, overrides), trust_in(trust))
+    else:
+        settings, told = read_new(config, env, overrides, trust, defaults)
+    if told:
+        typer.echo(f"# {told}")
     if full or config is None:
         typer.echo(commented_yaml(settings), nl=False)
         return

@@ -23,6 +23,9 @@ Overrides: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Override a setting, e.g. ppo.learning_rate=1e-4; repeatable."),
 ]
+Defaults: TypeAlias = Annotated[
+    bool, typer.Option("--defaults", help="With --env: leave out the starting values for the environment.")
+]
 Name: TypeAlias = Annotated[
     str | None, typer.Option("--name", help="Name of the run folder. Default: from the environment's id.")
 ]
@@ -60,6 +63,29 @@ def read_config(
     if config is not None and not config.exists():
         raise CommandError(f"{config}: no such file; to give an environment, use --env ID")
     return load(config, changes(env, overrides), trust_in(trusted))
+
+
+def read_new(
+    config: Path | None,
+    env: str | None,
+    overrides: list[str] | None,
+    trusted: list[str] | None = None,
+    defaults: bool = False,
+) -> tuple[Config, str]:
+    """Configuration given by a command's options, with starting values if only an environment is given.
+
+    The second value tells in one line which starting values were chosen; empty: none were looked for.
+
+    Raises:
+        CommandError: No configuration is given, its file does not exist, or ``--defaults`` has nothing to leave out.
+    """
+    if config is not None or env is None or defaults:
+        if defaults and (config is not None or env is None):
+            raise CommandError("--defaults leaves out the starting values of --env: give --env ID, and no CONFIG")
+        return read_config(config, env, overrides, trusted), ""
+    from driftproof.config.starting import load_with_starting_values
+
+    return load_with_starting_values(changes(env, overrides), trust_in(trusted))
 
 
 def trust_in(modules: list[str] | None) -> Trust:

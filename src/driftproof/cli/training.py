@@ -13,6 +13,7 @@ from driftproof.cli.interrupts import interrupts
 from driftproof.cli.options import (
     Best,
     ConfigFile,
+    Defaults,
     EnvId,
     From,
     Member,
@@ -22,7 +23,7 @@ from driftproof.cli.options import (
     RunsDir,
     Trusted,
     check_resume,
-    read_config,
+    read_new,
 )
 from driftproof.cli.threads import use_threads
 from driftproof.cli.view import AgentStatus, Screen
@@ -45,6 +46,7 @@ def train(
     config: ConfigFile = None,
     env: EnvId = None,
     overrides: Overrides = None,
+    defaults: Defaults = False,
     name: Name = None,
     runs_dir: RunsDir = Path("runs"),
     resume: Resume = None,
@@ -55,16 +57,23 @@ def train(
 ) -> None:
     """Train an agent. Ctrl-C finishes the update, saves, and shows how to resume; a second Ctrl-C stops at once.
 
+    With --env and without a CONFIG, settings begin with values that were measured in that environment, or else in the
+    nearest one; --set overrides them, and --defaults leaves them out.
+
     With --from, training starts from another agent's weights and statistics, and, without a CONFIG, with that agent's
     settings; --env and --set override them.
     """
     check_resume(resume, config, env, name, source)
+    if defaults and (resume is not None or (source is not None and config is None)):
+        raise CommandError("--defaults leaves out the starting values of --env, which --resume and --from do not use")
     if resume is None:
         from driftproof.config import try_env
 
         origin = origins.find(source, runs_dir, member, best, trust)
         if origin is None or config is not None:
-            settings = read_config(config, env, overrides, trust)
+            settings, told = read_new(config, env, overrides, trust, defaults)
+            if told:
+                say(told)
         else:
             settings = origin.config(env, overrides)
         runs.check_free(runs_dir, name, "train")
