@@ -66,10 +66,14 @@ def test_kinds_are_those_of_the_environment(name, monkeypatch, tmp_path):
         ("LunarLander-v2", "lunarlander", "starting values for LunarLander-v3, another version of LunarLander-v2;"),
         ("Hopper", "hopper", "starting values for Hopper-v5;"),
         ("nowhere:MinAtar/Breakout-v0", "minatar_breakout", "another version of MinAtar/Breakout-v0"),
-        ("Humanoid-v5", "hopper", "for Hopper-v5, which is of the same family as Humanoid-v5"),
-        ("FrozenLake8x8-v1", "taxi", "of the same family as FrozenLake8x8-v1, with discrete observations and discrete"),
-        ("tests.cli.worlds:Broken-v0", "acrobot", "which has vector observations and discrete actions too"),
-        ("Blackjack-v1", None, "no starting values are known for Blackjack-v1, with tuple observations and discrete"),
+        ("Humanoid-v5", "hopper", "for Hopper-v5, the nearest to Humanoid-v5 (same family, vector observations"),
+        ("Taxi-v4", "frozenlake", "the nearest to Taxi-v4 (same family, discrete observations, discrete actions)"),
+        (
+            "tests.cli.worlds:Broken-v0",
+            "acrobot",
+            "nearest to Broken-v0 (vector observations, discrete actions), without",
+        ),
+        ("Blackjack-v1", None, "no starting values are known for Blackjack-v1 (tuple observations, discrete actions)"),
     ],
 )
 def test_the_nearest_is_chosen(env_id, name, reason):

@@ -53,11 +53,10 @@ STARTING_VALUES = {
         # The first with the same kinds of observations and actions is chosen for environments that are not listed.
         ("acrobot", "classic_control", "vector", "discrete"),
         ("hopper", "mujoco", "vector", "continuous"),
-        ("taxi", "toy_text", "discrete", "discrete"),
+        ("frozenlake", "toy_text", "discrete", "discrete"),
         ("minatar_breakout", "minatar", "grid", "discrete"),
         ("cartpole", "classic_control", "vector", "discrete"),
         ("cartpole_no_velocity", "driftproof", "vector", "discrete"),
-        ("frozenlake", "toy_text", "discrete", "discrete"),
         ("halfcheetah", "mujoco", "vector", "continuous"),
         ("inverted_double_pendulum", "mujoco", "vector", "continuous"),
         ("inverted_pendulum", "mujoco", "vector", "continuous"),
@@ -137,13 +136,13 @@ def nearest(config: Config) -> Choice:
     finally:
         env.close()
     alike = [each for each in STARTING_VALUES.values() if (each.observations, each.actions) == kinds]
-    described = f"{kinds[0]} observations and {kinds[1]} actions"
+    described = f"{kinds[0]} observations, {kinds[1]} actions"
     if values := next((each for each in alike if each.family == family_of(env_id)), None):
-        return _chosen(values, f", which is of the same family as {env_id}, with {described}")
+        return _chosen(values, f", the nearest to {env_id} (same family, {described})")
     if alike:
-        advice = ", and a feed-forward policy; if observations hide something: --set policy=MlpLstmPolicy"
-        return _chosen(alike[0], f", which has {described} too, as none are known for {env_id}{advice}")
-    return Choice(None, f"no starting values are known for {env_id}, with {described}: using the defaults")
+        memory = "without memory (--set policy=MlpLstmPolicy adds it)"
+        return _chosen(alike[0], f", the nearest to {env_id} ({described}), {memory}")
+    return Choice(None, f"no starting values are known for {env_id} ({described}): using the defaults")
 
 
 def kind_of_observations(space: Any) -> str:
