@@ -25,7 +25,7 @@ from driftproof.config.starting import (
 from driftproof.envs import regime_bars, write_csv
 from tests.processes import ENVIRONMENT, ROOT
 
-NEEDED = {"lunarlander": "Box2D", "lunarlander_continuous": "Box2D", "minatar": "minatar", "minigrid": "minigrid"}
+NEEDED = {"lunarlander": "Box2D", "minatar": "minatar", "minigrid": "minigrid"}
 
 
 def choice(env_id, *overrides):

@@ -61,9 +61,7 @@ STARTING_VALUES = {
         ("inverted_double_pendulum", "mujoco", "vector", "continuous"),
         ("inverted_pendulum", "mujoco", "vector", "continuous"),
         ("lunarlander", "box2d", "vector", "discrete"),
-        ("lunarlander_continuous", "box2d", "vector", "continuous"),
         ("memory_cue", "driftproof", "vector", "discrete"),
-        ("minatar_space_invaders", "minatar", "grid", "discrete"),
         ("minigrid_doorkey", "minigrid", "vector", "discrete"),
         ("minigrid_empty", "minigrid", "vector", "discrete"),
         ("mountaincar", "classic_control", "vector", "discrete"),
@@ -73,8 +71,6 @@ STARTING_VALUES = {
         ("market", "driftproof", "vector", "continuous"),
         ("regime_market", "driftproof", "vector", "continuous"),
         ("repeat_previous", "driftproof", "discrete", "discrete"),
-        ("swimmer", "mujoco", "vector", "continuous"),
-        ("walker2d", "mujoco", "vector", "continuous"),
     )
 }
 
