@@ -125,14 +125,15 @@ def rows(results: Mapping[str, learning.Entry]) -> list[list[str]]:
             continue
         config = loads(values.text)
         returns = [entry["final"] for entry in entries]
-        spread = np.std(returns, ddof=1) if len(returns) > 1 else np.nan
+        mean = float(np.mean(returns))
+        spread = f" ± {number(np.std(returns, ddof=1), mean)}" if len(returns) > 1 else ""
         table.append(
             [
                 f"`{values.env_id}`",
                 config.policy.name.removesuffix("Policy"),
                 f"{config.run.total_timesteps:,}",
                 number(np.mean([next(iter(entry["baseline"].values())) for entry in entries])),
-                f"{number(np.mean(returns))} ± {number(spread)}",
+                f"{number(mean)}{spread}",
                 f"{number(min(returns))} to {number(max(returns))}",
                 str(len(entries)),
                 f"{np.mean([entry['seconds'] for entry in entries]) / 60:.1f}",
@@ -141,11 +142,10 @@ def rows(results: Mapping[str, learning.Entry]) -> list[list[str]]:
     return table
 
 
-def number(value: float) -> str:
-    """At most three digits, unless there are more before the point."""
-    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 0.1 else 4
-    text = f"{value:,.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+def number(value: float, like: float | None = None) -> str:
+    """At most three digits, unless there are more before the point; as many decimals as another number has."""
+    size = abs(value if like is None else like)
+    return f"{value:,.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
 
 
 def put_into_page(table: str) -> None:

@@ -47,7 +47,7 @@ def test_runs_with_other_values_are_run_again():
 
 def test_the_table():
     (row,) = starting_values.rows(entry(final=400.0) | entry(seed=1, final=500.0))
-    assert row == ["`CartPole-v1`", "Mlp", "50,000", "20", "450 ± 70.7", "400 to 500", "2", "0.5"]
+    assert row == ["`CartPole-v1`", "Mlp", "50,000", "20.0", "450 ± 71", "400 to 500", "2", "0.5"]
 
 
 def test_the_page_shows_what_was_measured():

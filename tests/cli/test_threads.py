@@ -42,7 +42,8 @@ def test_settings_come_before_the_environment_and_both_before_the_choice(monkeyp
 
 
 def test_the_first_line_tells(capsys, tmp_path):
-    options = [*SMALL, "--set", "run.total_timesteps=32", "--set", "run.evaluation_episodes=0", "--runs-dir", tmp_path]
+    short = ["--set", "run.total_timesteps=32", "--set", "run.evaluation_episodes=0"]
+    options = [*SMALL, *short, "--defaults", "--runs-dir", tmp_path]
     _, output, _ = call(capsys, "train", "--env", "CartPole-v1", *options)
     assert output.splitlines()[0] == "CartPole-v1 with MlpPolicy, 1 torch thread (run.threads)"
     _, output, _ = call(capsys, "train", "--env", "CartPole-v1", *options, "--set", "run.threads=null")
