@@ -85,8 +85,9 @@ class RepeatPrevious(gymnasium.Env[np.int64, np.int64]):
         return self._next(), reward, step + 1 >= self.LENGTH, False, {}
 
     def _next(self) -> np.int64:
-        self.shown.append(int(self.np_random.integers(self.SYMBOLS)))
-        return np.int64(self.shown[-1])
+        symbol: np.int64 = self.np_random.integers(self.SYMBOLS)
+        self.shown.append(int(symbol))
+        return symbol
 
 
 class HideVelocities(gymnasium.ObservationWrapper[_Vector, Any, Any]):
