@@ -135,7 +135,7 @@ def test_rows_far_down_a_file_are_counted_right(tmp_path):
         ("timestamp,opens,high,low,close,volume\n", r"no column 'open' \(did you mean 'opens'\?\)"),
         ("timestamp,open,high,low,volume\n", "no column 'close'"),
         ("timestamp,open,high,low,close,volume,Open\n", "'open' is there more than once"),
-        (HEADER.replace(",", ";") + "\n", "separated by commas"),
+        (HEADER.replace(",", "|") + "\n", "separated by commas"),
         ("\n" + HEADER, "row 1: there is no column 'timestamp'"),
     ],
 )

@@ -50,6 +50,21 @@ def test_common_names_of_columns_are_recognised(tmp_path, header):
     assert bars.timestamps.astype("datetime64[D]").tolist() == DAYS
 
 
+def test_semicolons_with_decimal_commas_and_tabs(tmp_path):
+    path, lines = tmp_path / "prices.csv", []
+    for separator, cells in ((";", "10;11,25;9;10,5;1000"), ("\t", "10\t11.25\t9\t10.5\t1000")):
+        lines = [f"{day:%d.%m.%Y}{separator}{cells}" for day in DAYS]
+        header = separator.join(["Date", "Open", "High", "Low", "Close", "Volume"])
+        path.write_text("\n".join([header, *lines]) + "\n")
+        bars = load_market_data(path)["prices"]
+        assert [array[1] for array in bars.prices] == [10, 11.25, 9, 10.5, 1000]
+        assert bars.timestamps.astype("datetime64[D]").tolist() == DAYS
+        assert [bar.close[0] for bar in read_bars([header, *lines])] == [10.5] * len(DAYS)
+    path.write_text("Date\tOpen\tHigh\tLow\tClose\tVolume\n2024-01-29\t10\t11,25\t9\t10.5\t1000\n")
+    with pytest.raises(MarketDataError, match="high '11,25' is not a number"):
+        load_market_data(path)
+
+
 @pytest.mark.parametrize("name", ["Ticker", "symbol", "Name", "INSTRUMENT"])
 def test_columns_of_symbols_are_recognised(tmp_path, name):
     path = tmp_path / "prices.csv"

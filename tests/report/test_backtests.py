@@ -45,7 +45,16 @@ def test_equity_and_drawdown_are_drawn(run, tmp_path):
     assert (shape["x0"][:10], shape["x1"][:10]) == ("2015-01-02", "2016-01-01")
     depth = min(figure(page, "Drawdown")["data"][0]["y"])
     assert depth == pytest.approx(min(part.performances["agent"].max_drawdown for part in result.parts))
+    assert figure(page, "Position")["data"][0]["y"][-1] == pytest.approx(
+        result.parts[1].accounts["agent"].long[-1] - result.parts[1].accounts["agent"].short[-1]
+    )
     text = page.read_text()
+    assert '<h3 class="in-sample">IN SAMPLE, 2015-01-01 to 2016-01-01</h3>' in text
+    for title in ("Out of sample, 2016-01-01 to 2016-12-31", "By regime"):
+        assert f"<h3>{title}</h3>" in text
+    for factor, each in result.main.costs.items():
+        assert f"<td>{factor}</td><td>{each.annual_return:+.1%}</td>" in text
+    assert "probability of a Sharpe ratio above 0: " in text
     assert '<p class="label in-sample">IN SAMPLE, 2015-01-01 to 2016-01-01' in text
     assert '<p class="label">out of sample, after training, 2016-01-01 to 2016-12-31' in text
     assert "<b>ONE</b>" not in text

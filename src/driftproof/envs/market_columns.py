@@ -135,7 +135,7 @@ def _missing(source: object, header: Sequence[str], lower: Sequence[str], ours: 
     return MarketDataError(
         f"{source}, row 1: there is no column {wanted!r}{nearest(wanted, lower)}; there are {', '.join(shown)}. If it "
         f"has another name: columns={{{ours!r}: ...}}, or --column {ours}=..."
-        + ("; values must be separated by commas" if len(header) == 1 else "")
+        + ("; values must be separated by commas, semicolons or tabs" if len(header) == 1 else "")
     )
 
 

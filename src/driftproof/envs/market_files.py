@@ -22,6 +22,7 @@ from driftproof.envs.periods import frequency_of, is_same_frequency, seconds_of
 
 Rows = npt.NDArray[np.int64]
 
+_DECIMAL = re.compile(r"\s*-?\d+,\d+\s*")
 _STEPS_TO_JUDGE = 8
 """Steps of a stream after which its frequency is judged by their median."""
 
@@ -325,11 +326,18 @@ def _read_csv(path: Path, names: Mapping[str, str]) -> tuple[Columns, dict[int, 
 
 
 def _records(source: Path | str, lines: Iterable[str]) -> Iterator[list[str]]:
-    """Cells of every line, the header's first."""
-    row = 0
+    """Cells of every line, the header's first.
+
+    Where semicolons separate cells, as in spreadsheets of many countries, commas are decimal points.
+    """
+    row, rest = 0, iter(lines)
     try:
-        for cells in csv.reader(lines, strict=True):
+        top = next(rest, "")
+        separator = "," if "," in top else next((mark for mark in ";\t" if mark in top), ",")
+        for cells in csv.reader(itertools.chain([top] if top else [], rest), strict=True, delimiter=separator):
             row += 1
+            if separator == ";" and row > 1:
+                cells = [cell.replace(",", ".") if _DECIMAL.fullmatch(cell) else cell for cell in cells]
             yield cells
     except csv.Error as error:
         raise MarketDataError(f"{source}, row {row + 1}: is not CSV: {error}") from error

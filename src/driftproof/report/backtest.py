@@ -40,8 +40,10 @@ class _Performance(BaseModel):
 
 
 class _Group(BaseModel):
+    bars: _Number
     log_return: _Number
     buy_and_hold: _Number
+    exposure: _Number
 
 
 class _Curves(BaseModel):
@@ -56,6 +58,8 @@ class _Part(BaseModel):
     sample: Literal["in sample", "out of sample", "unknown"]
     performances: Annotated[dict[_Name, _Performance], Field(min_length=1, max_length=20)]
     years: Annotated[dict[_Name, _Group], Field(max_length=1000)]
+    regimes: Annotated[dict[_Name, _Group], Field(max_length=20)]
+    costs: Annotated[dict[_Name, _Performance], Field(max_length=20)]
     excess: tuple[_Number | None, _Number | None, _Number | None]
     deflated: _Number | None
     curves: _Curves
@@ -100,8 +104,8 @@ def backtests(bundles: Sequence[Bundle]) -> list[Section | Absent]:
     parts: list[Chart | Table | Text] = []
     labels = []
     for run, colour, test in found:
-        parts += [draw(run, bundles, test, colour) for draw in (_equity, _drawdown, _years)]
-        parts.append(_figures(run, bundles, test))
+        parts += [draw(run, bundles, test, colour) for draw in (_equity, _drawdown, _years, _positions)]
+        parts += [_cost_table(run, bundles, test), *_figures(run, bundles, test), _regime_table(run, bundles, test)]
         own = [f"{run.name}: {part.text}" if len(found) > 1 else part.text for part in test.parts]
         labels += [f"{text} ({_told(test, part)})" for text, part in zip(own, test.parts, strict=True)]
     costs = [f"{run.name}: {_costs(test)}" if len(found) > 1 else _costs(test) for run, _, test in found]
@@ -116,10 +120,11 @@ def _is_market(run: Run) -> bool:
 
 def _told(test: Backtest, part: _Part) -> str:
     mean, low, high = part.excess
-    if mean is None or low is None or high is None:
-        return f"best of {test.trials}"
-    deflated = "" if part.deflated is None else f"; better than luck among {test.trials}: {part.deflated:.0%}"
-    return f"beyond buy and hold {mean:+.1%} a year, 95% interval {low:+.1%} to {high:+.1%}{deflated}"
+    luck = "0" if test.trials == 1 else f"the best of {test.trials} trials without skill"
+    told = [] if part.deflated is None else [f"probability of a Sharpe ratio above {luck}: {part.deflated:.0%}"]
+    if mean is not None and low is not None and high is not None:
+        told.insert(0, f"beyond buy and hold {mean:+.1%} a year, 95% interval {low:+.1%} to {high:+.1%}")
+    return "; ".join(told) or f"best of {test.trials}"
 
 
 def _costs(test: Backtest) -> str:
@@ -182,20 +187,67 @@ def _dates(test: Backtest) -> dict[str, Any]:
     return {"xaxis": {"type": "date", "title": {"text": ""}, "hoverformat": "%Y-%m-%d"}, "shapes": shapes}
 
 
-def _figures(run: Run, bundles: Sequence[Bundle], test: Backtest) -> Table:
-    head = ["who", "on", "log-return", "per year", "volatility", "Sharpe", "drawdown", "turnover a year", "costs"]
-    rows = []
+def _positions(run: Run, bundles: Sequence[Bundle], test: Backtest, colour: str) -> Chart:
+    times = [time for part in test.parts for time in part.curves.time]
+    values = [value for part in test.parts for value in part.curves.position]
+    data = [{**_line(times, values, "position", colour, 1.0), "line": {"color": colour, "width": 1, "shape": "hv"}}]
+    layout = {**_dates(test), "yaxis": {"range": [-1.05, 1.05]}}
+    caption = "Share of the account that is held: 1 is long, -1 short. Every step is a trade."
+    return Chart(titled("Position", run, bundles), caption, data, layout, 340)
+
+
+def _figures(run: Run, bundles: Sequence[Bundle], test: Backtest) -> list[Table]:
+    """A table for each part of the time."""
+    head = ["who", "log-return", "per year", "volatility", "Sharpe", "drawdown", "turnover a year", "costs"]
+    tables = []
     for part in test.parts:
-        word = "IN SAMPLE" if part.sample == "in sample" else part.sample
+        rows = []
         for name, each in part.performances.items():
-            sharpe = "–" if each.sharpe is None else f"{each.sharpe:+.2f}"
-            error = "" if each.sharpe_error is None else f" ± {each.sharpe_error:.2f}"
-            shares = [f"{value:+.1%}" for value in (each.log_return, each.annual_return)]
-            rest = [f"{each.max_drawdown:.0%}", f"{each.turnover:.1f}", f"{each.costs + each.financing:.1%}"]
-            when = f"{word}, {each.first[:10]} to {each.last[:10]}"
-            rows.append([name, when, *shares, f"{each.volatility:.1%}", sharpe + error, *rest])
-    caption = "Sharpe ratio: per year, with its standard error. Costs: of trading and of short positions."
-    return Table(titled("In numbers", run, bundles), head, rows, caption, span=0)
+            rest = [f"{each.turnover:.1f}", f"{each.costs + each.financing:.1%}"]
+            shares = [f"{each.log_return:+.1%}", f"{each.annual_return:+.1%}", f"{each.volatility:.1%}"]
+            rows.append([name, *shares, _sharpe(each), f"{each.max_drawdown:.0%}", *rest])
+        caption = "Sharpe ratio: per year, with its standard error. Costs: of trading and of short positions."
+        tables.append(Table(titled(_when(part), run, bundles), head, rows, caption, span=0))
+    return tables
+
+
+def _when(part: _Part) -> str:
+    word = "IN SAMPLE" if part.sample == "in sample" else part.sample.capitalize()
+    first = next(iter(part.performances.values()))
+    return f"{word}, {first.first[:10]} to {first.last[:10]}"
+
+
+def _main(test: Backtest) -> _Part:
+    """The longest part that the agent was not trained on, or else the longest."""
+    unseen = [part for part in test.parts if part.sample == "out of sample"]
+    return max(unseen or test.parts, key=lambda part: next(iter(part.performances.values())).bars)
+
+
+def _sharpe(each: _Performance) -> str:
+    error = "" if each.sharpe_error is None else f" ± {each.sharpe_error:.2f}"
+    return "–" if each.sharpe is None else f"{each.sharpe:+.2f}{error}"
+
+
+def _cost_table(run: Run, bundles: Sequence[Bundle], test: Backtest) -> Table:
+    part = _main(test)
+    rows = [
+        [factor, f"{each.annual_return:+.1%}", _sharpe(each), f"{each.costs:.1%}"]
+        for factor, each in part.costs.items()
+    ]
+    head = ["costs", "per year", "Sharpe", "paid"]
+    caption = f"{_when(part)}: the same positions."
+    return Table(titled("At multiples of the costs", run, bundles), head, rows, caption, span=1)
+
+
+def _regime_table(run: Run, bundles: Sequence[Bundle], test: Backtest) -> Table:
+    part = _main(test)
+    rows = [
+        [name, f"{each.bars:,.0f}", f"{each.log_return:+.1%}", f"{each.buy_and_hold:+.1%}", f"{each.exposure:+.2f}"]
+        for name, each in part.regimes.items()
+    ]
+    head = ["regime", "bars", "log-return", "buy and hold", "mean position"]
+    caption = f"{_when(part)}. Trend of the last 63 bars, and whether their volatility is above its median so far."
+    return Table(titled("By regime", run, bundles), head, rows, caption, span=0)
 
 
 def _years(run: Run, bundles: Sequence[Bundle], test: Backtest, colour: str) -> Chart:

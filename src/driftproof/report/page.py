@@ -177,7 +177,7 @@ def _table(table: Table) -> str:
     rows = "".join(f"<tr>{''.join(f'<td>{_shown(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
     caption = f"<p>{_shown(table.caption)}</p>" if table.caption else ""
     return (
-        f'<div class="panel {_SPANS[table.span]}"><h3>{_shown(table.title)}</h3>{caption}'
+        f'<div class="panel {_SPANS[table.span]}"><h3{_title_style(table.title)}>{_shown(table.title)}</h3>{caption}'
         f'<div class="scroll" tabindex="0"><table class="{"texts" if table.is_text else "numbers"}">'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></div>"
     )
@@ -188,6 +188,10 @@ def _text(text: Text) -> str:
         f'<details class="panel wide"><summary>{_shown(text.title)}</summary>'
         f'<pre tabindex="0">{_shown(text.text)}</pre></details>'
     )
+
+
+def _title_style(title: str) -> str:
+    return ' class="in-sample"' if IN_SAMPLE in title else ""
 
 
 def _alarm(text: str) -> str:
