@@ -116,16 +116,24 @@ class Trust:
         self.check(name, module, place)
         if not _MODULE.fullmatch(module):
             raise ImportError(f"{_shortened(module)!r} is not the name of a module")
-        is_named = self.names(module, place)
-        _make_findable(module, self.here if is_named else self.home)
+        self.make_findable(module, place)
         try:
             return importlib.import_module(module)
         except ModuleNotFoundError as error:
             root = module.partition(".")[0]
-            if is_named or error.name != root:
+            if self.names(module, place) or error.name != root:
                 raise
             hint = f"if it lies in the working directory: --trust {root}"
             raise ModuleNotFoundError(f"{error}; {hint}", name=root) from error
+
+    def make_findable(self, module: str, place: str = "") -> None:
+        """Make a module importable from the folder in which :meth:`imported` would look for it. Imports nothing.
+
+        Raises:
+            UntrustedError: It is not trusted.
+        """
+        self.check(module, module, place)
+        _make_findable(module, self.here if self.names(module, place) else self.home)
 
     def resolved(self, name: str, kind: type[Kind], place: str = "") -> type[Kind]:
         """The class that ``module:Class`` names.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ ray = pytest.importorskip("ray")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from driftproof.pbt import PBTRunner  # noqa: E402
+from driftproof.pbt import CannotStartError, PBTRunner  # noqa: E402
+from driftproof.pbt.cluster import check_resources, most_actors, too_large  # noqa: E402
 from driftproof.pbt.ray_backend import RayBackend  # noqa: E402
 from driftproof.pbt.work import Work  # noqa: E402
 from driftproof.state import compare  # noqa: E402
@@ -28,15 +30,16 @@ QUIET = {"log_to_driver": False, "include_dashboard": False, "runtime_env": WORK
 
 @pytest.fixture
 def local():
-    ray.init(num_cpus=3, **QUIET)
+    ray.init(num_cpus=2, **QUIET)
     yield
     ray.shutdown()
 
 
 def test_ray_does_what_one_process_does(local, tmp_path):
+    """With three members on two cores, which take turns."""
     runners = [
         PBTRunner(config(), make_agent, 4, tmp_path / str(i), seed=5, backend=backend, synchronous=True)
-        for i, backend in enumerate(["inline", "ray"])
+        for i, backend in enumerate(["inline", RayBackend()])
     ]
     for runner in runners:
         runner.run()
@@ -46,15 +49,26 @@ def test_ray_does_what_one_process_does(local, tmp_path):
     differences = compare(states(on_ray), states(inline))
     assert not differences, "\n".join(map(str, differences[:5]))
 
-    with pytest.raises(ValueError, match=r"3 members with .* need 6 CPU, of which there are 3"):
-        PBTRunner(config(), make_agent, 4, tmp_path / "much", backend=RayBackend({"num_cpus": 2})).run()
-    with pytest.raises(RuntimeError, match="connected to Ray already"):
-        PBTRunner(config(), make_agent, 4, tmp_path / "two", backend=RayBackend(address="10.0.0.1:6379")).run()
+    for refused, message in [
+        ({"num_cpus": 3}, r"a member needs 3 CPU, and no node .* has that: the largest of 1 has 2 CPU; use smaller"),
+        ({"resources": {"tpu": 1}}, r"a member needs 1 CPU, 1 tpu, and no node .* has 2 CPU, 0 tpu"),
+    ]:
+        runner = PBTRunner(config(), make_agent, 4, tmp_path / "refused", backend=RayBackend(refused))
+        with pytest.raises(CannotStartError, match=message):
+            runner.run()
+    for options, message in [
+        ({"address": "10.0.0.1:6379"}, "connected to Ray already: .* leave out address"),
+        ({"runtime_env": {"py_modules": []}}, "connected to Ray already: .* leave out runtime_env"),
+    ]:
+        runner = PBTRunner(config(), make_agent, 4, tmp_path / "refused", backend=RayBackend(**options))
+        with pytest.raises(CannotStartError, match=message):
+            runner.run()
+    assert not (tmp_path / "refused").exists()
 
 
 @pytest.mark.slow
 def test_a_group_of_members_in_each_actor(local, tmp_path):
-    """The last group is smaller; a killed actor loses its whole group, which restarts."""
+    """Three groups take turns on two actors, the last group is smaller; a killed actor's groups restart."""
     settings = {"config": config(population_size=5), "make_agent": make_agent, "total_updates": 6, "synchronous": True}
     whole = PBTRunner(run_dir=tmp_path / "whole", seed=5, backend="vectorized", **settings)
     whole.run()
@@ -66,7 +80,7 @@ def test_a_group_of_members_in_each_actor(local, tmp_path):
         result = receive(report)
         if left[0] and report.updates == 4:
             left[0] -= 1
-            ray.kill(backend._actors[2])
+            ray.kill(backend._actors[-1].handle)
         return result
 
     runner._receive = killing
@@ -76,8 +90,8 @@ def test_a_group_of_members_in_each_actor(local, tmp_path):
     assert [(e.kind, e.member, e.donor) for e in decided[0]] == [(e.kind, e.member, e.donor) for e in decided[1]]
     pairs = zip(states(runner), states(whole), strict=True)
     assert all(torch.allclose(a["policy"][n], b["policy"][n], atol=1e-4) for a, b in pairs for n in a["policy"])
-    with pytest.raises(ValueError, match=r"3 actors of 2 members with .* need 6 CPU, of which there are 3"):
-        RayBackend({"num_cpus": 2}, members_per_actor=2).start(Work(make_agent, None, 5, 6, "copy"))
+    with pytest.raises(CannotStartError, match=r"an actor of 2 members needs 3 CPU, and no node .* has 2 CPU"):
+        RayBackend({"num_cpus": 3}, members_per_actor=2).start(Work(make_agent, None, 5, 6, "copy"))
 
 
 @pytest.mark.slow
@@ -90,7 +104,7 @@ def test_an_actor_is_killed_and_the_run_goes_on(local, tmp_path):
         result = receive(report)
         if left[0] and backend._actors:
             left[0] -= 1
-            ray.kill(next(iter(backend._actors.values())))
+            ray.kill(next(iter(backend._actors)).handle)
         return result
 
     runner._receive = killing
@@ -100,11 +114,12 @@ def test_an_actor_is_killed_and_the_run_goes_on(local, tmp_path):
 
 
 def where(agent):
-    """Which node a member is on, as its performance."""
+    """The node that a member is on, as its performance."""
     return float(int(ray.get_runtime_context().get_node_id()[:8], 16))
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the cluster has lost nodes")
 def test_a_lost_node_loses_no_member(tmp_path):
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     try:
@@ -126,8 +141,7 @@ def test_a_lost_node_loses_no_member(tmp_path):
             return result
 
         runner._receive = losing
-        with pytest.warns(UserWarning, match="shares a core, because the cluster has lost some: 6 CPU, now 4"):
-            runner.run()
+        runner.run()
         assert len(homes) == 3
         assert runner.updates == [12] * 6
         assert {event.member for event in runner.scheduler.events if event.kind == "restart"}
@@ -136,6 +150,34 @@ def test_a_lost_node_loses_no_member(tmp_path):
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def test_places_of_a_cluster():
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 3.0, "GPU": 2.0, "memory": 8e9, "tpu": 1.0, "accelerator_type:A100": 1.0}},
+        {"Alive": True, "Resources": {"CPU": 8.0}},
+        {"Alive": False, "Resources": {"CPU": 64.0}},
+    ]
+    for resources, count in [
+        ({"num_cpus": 1}, 11),
+        ({"num_cpus": 2}, 5),  # Not 11 / 2: an actor is on one node.
+        ({"num_cpus": 0.1}, 110),
+        ({"num_cpus": 1, "num_gpus": 1}, 2),
+        ({"num_cpus": 0, "num_gpus": 0.4}, 4),  # Two on each: a fraction is of one GPU.
+        ({"num_cpus": 1, "resources": {"tpu": 0.5}}, 2),
+        ({"num_cpus": 1, "memory": 4e9}, 2),
+        ({"num_cpus": 1, "accelerator_type": "A100"}, 3),
+        ({"num_cpus": 0}, math.inf),
+    ]:
+        assert most_actors(check_resources(resources), nodes) == count, resources
+        assert too_large(resources, nodes) is None
+    told = "4 CPU, 1 GPU, and no node of the cluster has that: the largest of 2 has 8 CPU, 0 GPU"
+    assert too_large({"num_cpus": 4, "num_gpus": 1}, nodes) == told
+    for wrong in ({"num_cpus": -1}, {"num_gpus": "two"}, {"memory": math.nan}, {"resources": {"tpu": True}}):
+        with pytest.raises(ValueError, match=r"Invalid .* must be a number >= 0"):
+            RayBackend(wrong)
+    with pytest.raises(ValueError, match="runtime_env"):
+        RayBackend({"runtime_env": {"pip": ["evil"]}})
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ _OURS = (
     ("driftproof.ppo", "RolloutError"),
     ("driftproof.ppo", "TrainingError"),
     ("driftproof.envs", "MarketDataError"),
+    ("driftproof.pbt", "CannotStartError"),
     ("driftproof.pbt", "FolderTakenError"),
     ("driftproof._files", "RunFolderError"),
     ("driftproof._requirements", "MissingPackageError"),

@@ -74,7 +74,7 @@ def tune(
             except Exception:
                 runs.discard(folder)
                 raise
-            _run(runner, settings, folder, seeds)
+            _run(runner, settings, folder, seeds, is_new_folder=True)
     else:
         folder = runs.find(resume, runs_dir)
         if is_single(folder):
@@ -86,10 +86,17 @@ def tune(
         _run(runner, settings, folder, seeds)
 
 
-def _run(runner: PBTRunner, settings: Config, folder: Path, seeds: int | None) -> None:
+def _run(runner: PBTRunner, settings: Config, folder: Path, seeds: int | None, is_new_folder: bool = False) -> None:
     """Train, evaluate the best agent, and with ``--confirm`` train agents with its hyper-parameters."""
+    from driftproof.pbt import CannotStartError
+
     is_new = min(runner.updates) < runner.total_updates
-    best = _train(runner, settings, folder)
+    try:
+        best = _train(runner, settings, folder)
+    except CannotStartError:
+        if is_new_folder:
+            runs.discard(folder)
+        raise
     tuned.show_best(runner, settings, folder)
     evaluation.finish(best, settings, folder, is_new=is_new)
     if best.env is not None:
@@ -119,7 +126,7 @@ def _population(settings: Config, folder: Path) -> PBTRunner:
 
 def _train(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalPPO:
     """Train to the end, or until interrupted; returns the best agent."""
-    from driftproof.pbt import FolderTakenError
+    from driftproof.pbt import CannotStartError, FolderTakenError
 
     searched = [item.name for item in settings.pbt.hyperparams]
     size, total = settings.pbt.population_size, settings.total_updates
@@ -143,7 +150,7 @@ def _train(runner: PBTRunner, settings: Config, folder: Path) -> DistributionalP
                 best = runner.run()
             except KeyboardInterrupt:
                 raise _stopped(folder, runner.updates, total) from None
-            except FolderTakenError:
+            except (CannotStartError, FolderTakenError):
                 raise
             except RuntimeError as error:
                 raise _explained(error, folder) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from driftproof.config.model import Config
 from driftproof.config.names import check_address, check_names, chosen, describe_error, features_extractor, make_env
 from driftproof.config.resuming import check_is_of
 from driftproof.config.sections import EnvSection
+from driftproof.config.shipping import runtime_env
 from driftproof.settings.adversarial import PerturbationConfig
 from driftproof.settings.agent import AgentSettings
 from driftproof.settings.definition import settings_of
@@ -81,11 +83,19 @@ class EnvMaker:
 
 @dataclass(frozen=True)
 class AgentMaker:
-    """Creates members of a population; can be pickled for other processes."""
+    """Creates members of a population; can be pickled for other processes.
+
+    Args:
+        config: The configuration.
+        folder: Folder to work in, if there is such a folder; paths in the configuration are relative to it.
+    """
 
     config: Config
+    folder: str | None = None
 
     def __call__(self, member: int) -> DistributionalPPO:
+        if self.folder is not None and os.path.isdir(self.folder):
+            os.chdir(self.folder)
         return build_agent(self.config, member)
 
 
@@ -238,9 +248,10 @@ def build_population(
     from driftproof.pbt import PBTRunner
 
     check_names(config)
-    maker, metric = AgentMaker(config), _metric(config.pbt.metric_name)
-    options: dict[str, Any] = {"backend": _backend(config), "max_restarts": config.pbt.max_restarts}
+    maker = AgentMaker(config, os.getcwd() if config.pbt.backend == "ray" else None)
+    metric = _metric(config.pbt.metric_name)
     with _as_config_error("pbt"):
+        options: dict[str, Any] = {"backend": _backend(config), "max_restarts": config.pbt.max_restarts}
         if resume:
             check_is_of(population_config(config), config, Path(run_dir))
             return PBTRunner.resume(run_dir, maker, metric, callback=callback, trusted=config.trust, **options)
@@ -367,10 +378,11 @@ def _backend(config: Config) -> Backend:
     if pbt.backend == "ray":
         check_address(config)
         try:
-            from driftproof.pbt.ray_backend import RayBackend
+            from driftproof.pbt.ray_backend import RayBackend, is_connected
         except ImportError as error:
             raise ConfigError([f"pbt.backend: {error}"]) from error
-        return RayBackend(pbt.resources_per_member, pbt.address, pbt.members_per_actor)
+        shipped = None if is_connected() else runtime_env(config)  # It belongs to the connection.
+        return RayBackend(pbt.resources_per_member, pbt.address, pbt.members_per_actor, shipped)
     if pbt.backend == "vectorized":
         from driftproof.pbt.vectorized.backend import VectorizedBackend
 

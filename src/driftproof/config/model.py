@@ -38,6 +38,7 @@ from driftproof.settings.definition import defaults_of, settings_of
 from driftproof.settings.optimizers import DEFAULTS, unused_by_optimizer
 from driftproof.settings.policy import PolicySettings, unused_by_policy
 from driftproof.settings.population import HyperparamConfig, unused_by_search
+from driftproof.settings.run import BACKEND_OF, PLACING
 from driftproof.settings.schedules import Cosine, Linear
 from driftproof.settings.unused import given_in_vain
 
@@ -160,12 +161,13 @@ class Config(Section):
 
 
 def _check_backend(pbt: PBTSection) -> None:
-    """Refuse options of backends that are not used."""
-    if pbt.backend != "process":
-        _check_default(pbt, "pbt.workers", "pbt.backend: process")
-    if pbt.backend != "ray":
-        for name in ("resources_per_member", "address", "members_per_actor"):
-            _check_default(pbt, f"pbt.{name}", "pbt.backend: ray")
+    """Refuse options of backends that are not used, and options of Ray that could run code."""
+    for name, backend in BACKEND_OF.items():
+        if pbt.backend != backend:
+            _check_default(pbt, f"pbt.{name}", f"pbt.backend: {backend}")
+    for name in pbt.resources_per_member:
+        if name not in PLACING:
+            raise SettingError(f"pbt.resources_per_member.{name}", f"unknown; it may have {', '.join(PLACING)}")
 
 
 def _check_networks(config: Config) -> None:

@@ -68,6 +68,18 @@ def named_modules(config: Config) -> list[str]:
     return [module for _, _, module in _named(config)]
 
 
+def findable_modules(config: Config) -> list[str]:
+    """Modules that the configuration names or the user trusts; after this, ``find_spec`` finds them.
+
+    Raises:
+        UntrustedError: A module is not trusted.
+    """
+    places = {module: place for place, _, module in _named(config)} | dict.fromkeys(config.trust.modules, "")
+    for module, place in places.items():
+        config.trust.make_findable(module, place)
+    return list(places)
+
+
 def _named(config: Config) -> Iterator[tuple[str, str, str]]:
     """Paths of the settings that name a module, the names, and the modules."""
     if ":" in (env := config.env.id):

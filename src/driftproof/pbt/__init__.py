@@ -4,7 +4,7 @@ from driftproof._requirements import require
 
 require("driftproof.pbt", "rl", "gymnasium", "pydantic", "stable_baselines3")
 
-from driftproof.pbt.backends import Backend, InlineBackend, ProcessBackend
+from driftproof.pbt.backends import Backend, CannotStartError, InlineBackend, ProcessBackend
 from driftproof.pbt.config import check_against
 from driftproof.pbt.explore import ExploreMethod, History
 from driftproof.pbt.member import Trainee, mean_reward
@@ -19,6 +19,7 @@ from driftproof.settings.population import HyperparamConfig, PBTConfig
 
 __all__ = [
     "Backend",
+    "CannotStartError",
     "CheckpointFormat",
     "Decision",
     "Event",

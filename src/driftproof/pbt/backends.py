@@ -28,11 +28,19 @@ _PATIENCE = 10.0
 """Seconds that an idle worker process has to close its environments before it is killed."""
 
 
+class CannotStartError(RuntimeError):
+    """A backend cannot start a run: it cannot be reached, or no member could ever train there."""
+
+
 class Backend(Protocol):
     """Executes orders, in any order, and returns one report or failure for each."""
 
     def start(self, work: Work) -> None:
-        """Prepare for a run; members are created by their first orders."""
+        """Prepare for a run; members are created by their first orders.
+
+        Raises:
+            CannotStartError: No member could be trained.
+        """
 
     def submit(self, order: Order) -> None:
         """Queue an order; does not block."""

@@ -218,6 +218,7 @@ class PBTRunner:
         """Train all members, to the end or until each has done ``updates`` updates, and return the best agent.
 
         Raises:
+            CannotStartError: The backend cannot start; nothing was written.
             FolderTakenError: Another process is training the population, or has since this one loaded it.
             RuntimeError: A member keeps failing, also as a copy of another.
             OSError: A file could not be written. The folder is intact, and the run can be resumed.
@@ -227,12 +228,13 @@ class PBTRunner:
         goal = min(self.total_updates, updates or self.total_updates)
         strategy = self.config.optimizer_exploit_strategy
         size = self.config.population_size
-        with self._folder.locked():
-            self._check_is_latest()
-            self._live, self._busy = set(), set()
-            work = Work(self._make_agent, self._metric, size, self.total_updates, strategy, self._make_callback)
-            try:
-                self._backend.start(work)
+        shared = (self._make_agent, self._metric, size, self.total_updates, strategy, self._make_callback)
+        work = Work(*shared, self.synchronous)
+        try:
+            self._backend.start(work)  # First, so that no folder is created for a run that cannot start.
+            with self._folder.locked():
+                self._check_is_latest()
+                self._live, self._busy = set(), set()
                 self._decide(self._due())
                 if any(self.updates):
                     with _advised():
@@ -243,9 +245,9 @@ class PBTRunner:
                 while self._awaited():
                     self._send(self._handle(self._backend.wait()), goal)
                     self._notify()
-            finally:
-                self._is_stopping = False
-                self._backend.close()
+        finally:
+            self._is_stopping = False
+            self._backend.close()
         return self.best
 
     def stop(self) -> None:

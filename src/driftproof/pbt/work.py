@@ -32,6 +32,8 @@ class Work:
     total_updates: int
     optimizer_exploit_strategy: OptimizerExploitStrategy
     make_callback: MakeCallback | None = None
+    synchronous: bool = False
+    """Whether the result must not depend on the speed of the members."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +98,13 @@ class Host:
             with self._as_member(order.member):
                 return self._train(order)
         except Exception:
-            self._drop(order.member)
+            self.drop(order.member)
             return Failure(order.member, (order.member,), traceback.format_exc())
 
     def close(self) -> None:
         """Drop all members and close their environments."""
         for member in list(self._trainees):
-            self._drop(member)
+            self.drop(member)
 
     def _train(self, order: Order) -> Report:
         trainee, rows = self._trainees[order.member], self._rows[order.member]
@@ -131,7 +133,7 @@ class Host:
         return None
 
     def _make(self, order: Order) -> None:
-        self._drop(order.member)
+        self.drop(order.member)
         work = self._work
         with unchanged_generators():
             agent = work.make_agent(order.member)
@@ -147,7 +149,8 @@ class Host:
                 trainee.count_from(order.start_at)
             self._generators[order.member] = dict(agent.components()["random"].state_dict())
 
-    def _drop(self, member: int) -> None:
+    def drop(self, member: int) -> None:
+        """Close the environments of a member and forget it."""
         trainee = self._trainees.pop(member, None)
         if trainee is not None and trainee.agent.env is not None:
             try:

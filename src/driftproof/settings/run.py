@@ -145,6 +145,14 @@ class BackendSettings:
     max_restarts: int = setting(3, "Consecutive failures after which a member is not restarted.", at_least=0)
 
 
+BACKEND_OF = {"workers": "process", "resources_per_member": "ray", "address": "ray", "members_per_actor": "ray"}
+"""Backends by the settings that only they use."""
+PLACING = (
+    *("num_cpus", "num_gpus", "memory", "resources", "accelerator_type", "label_selector", "scheduling_strategy"),
+)
+"""Ray's options of an actor that files may give: they say where it runs, and nothing else."""
+
+
 @dataclass(frozen=True)
 class Switch:
     """Switch of adversarial training."""

@@ -187,6 +187,10 @@ class VectorizedHost:
         results = self._backend.carry_out({place: replace(order, member=place) for place, order in pairs})
         return [self._by_member(result) for result in results]
 
+    def close(self) -> None:
+        """Close the environments of all members."""
+        self._backend.close()
+
     def _by_member(self, result: Report | Failure) -> Report | Failure:
         if isinstance(result, Report):
             return replace(result, member=self._members[result.member])
