@@ -114,6 +114,11 @@ def test_wrong_values_are_refused_with_their_place(text, problem):
         ("pbt: {backend: inline, workers: 2}", "pbt.workers: 2 would have no effect"),
         ("ppo: {sde_sample_freq: 4}", "ppo.sde_sample_freq: 4 would have no effect: it needs ppo.use_sde: true"),
         ("policy: {use_expln: true}", "policy.use_expln: True would have no effect: it needs ppo.use_sde: true"),
+        ("pbt: {backend: ray, workers: 2}", "my.yaml:1: pbt.workers: 2 would have no effect"),
+        (
+            "pbt: {backend: ray, resources_per_member: {runtime_env: {pip: [evil]}}}",
+            "my.yaml:1: pbt.resources_per_member.runtime_env: unknown; it may have num_cpus, num_gpus",
+        ),
         ("pbt: {address: auto}", "pbt.address: 'auto' would have no effect"),
         ("vgs: false\nvgs_beta: 0.9", "my.yaml:2: vgs.beta: 0.9 would have no effect: it needs vgs.enabled: true"),
         (
@@ -349,3 +354,40 @@ def test_files_that_are_no_text_are_refused(content, problem, tmp_path):
 
 def test_several_problems_are_all_told():
     assert len(problems("ppo:\n  gama: 1\n  n_steps: x\nfoo: 1")) == 3
+
+
+class TestAnotherBackend:
+    """``--set pbt.backend=...`` over a file with settings of another backend."""
+
+    TEXT = "pbt:\n  workers: 2\n"
+
+    @pytest.mark.parametrize("override", ["pbt.backend=ray", "pbt.backend=inline", "pbt={backend: vectorized}"])
+    def test_ignores_them_with_a_warning(self, override):
+        with pytest.warns(
+            UserWarning, match="my.yaml:2: pbt.workers: 2 is ignored: it has no effect with pbt.backend="
+        ):
+            config = loads(self.TEXT, [override], name="my.yaml")
+        assert config.pbt.workers is None
+        assert config.pbt.backend in override
+
+    def test_of_ray(self):
+        text = "pbt: {backend: ray, address: auto, resources_per_member: {num_cpus: 2}}"
+        with pytest.warns(UserWarning, match="with pbt.backend=process") as warned:
+            config = loads(text, ["pbt.backend=process", "pbt.workers=3"])
+        assert config == loads("", ["pbt.workers=3"])
+        assert len(warned) == 2
+
+    def test_says_nothing_of_defaults(self):
+        assert loads(dumps(loads("")), ["pbt.backend=ray"]).pbt.backend == "ray"
+
+    def test_refuses_contradictions(self):
+        for text, overrides in [
+            ("", ["pbt.backend=ray", "pbt.workers=2"]),
+            ("pbt: {backend: ray}", ["pbt.workers=2"]),
+            (
+                "pbt: {backend: ray, resources_per_member: {}}",
+                ["pbt.backend=inline", "pbt.resources_per_member.num_cpus=1"],
+            ),
+        ]:
+            with pytest.raises(ConfigError, match="would have no effect: it needs pbt"):
+                loads(text, overrides)

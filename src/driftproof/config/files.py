@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from driftproof._files import shortened
 from driftproof._trust import Trust
 from driftproof.config import keys
 from driftproof.config.model import Config, SettingError
-from driftproof.config.overrides import put_override
+from driftproof.config.overrides import ignore_other_backends, put_override
 from driftproof.config.ownership import owned
 from driftproof.settings.drift import BEFORE
 
@@ -120,6 +121,13 @@ def loads(text: str, overrides: Iterable[str] = (), name: str = "", trusted: Ite
             raise ConfigError([f"--set {override}: is not YAML: {_what(error)}"]) from error
         except ValueError as error:
             raise ConfigError([f"--set {override}: {error}"]) from error
+    for path, value in ignore_other_backends(placed, typed).items():
+        if value != keys.at(Config(), path):
+            where, backend = (
+                source.of(placed.origins[path], f"{keys.dotted(path)}: {value!r}"),
+                placed.data["pbt"]["backend"],
+            )
+            warnings.warn(f"{where} is ignored: it has no effect with pbt.backend={backend}", stacklevel=2)
     drift = placed.data.get("drift", {})
     if is_from_before and isinstance(drift, dict) and not drift.get("drift_kit"):
         placed.data["drift"] = BEFORE | drift

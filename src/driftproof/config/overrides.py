@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from driftproof.config import keys
 from driftproof.config.model import Config
+from driftproof.settings.run import BACKEND_OF
 
 _LEARNING_RATE = ("ppo", "learning_rate")
 _LR = ("optimizer", "kwargs", "lr")
+_BACKEND = ("pbt", "backend")
 _SWITCHES = (("vgs", "enabled"), ("adversarial", "enabled"))
 
 
@@ -31,6 +33,24 @@ def put_override(placed: keys.Placed, override: str, parse: Callable[[str], Any]
     value = parse(text)
     place = keys.place_of(path, value)
     return set(_put(placed, place, value, (f"--set {override}",)))
+
+
+def ignore_other_backends(placed: keys.Placed, typed: Collection[keys.Path]) -> dict[keys.Path, Any]:
+    """Remove the file's settings of other backends, if ``pbt.backend`` is overridden; returns what was removed.
+
+    Args:
+        placed: All settings.
+        typed: Paths that were overridden.
+    """
+    pbt = placed.data.get("pbt")
+    if _BACKEND not in typed or not isinstance(pbt, dict):
+        return {}
+    removed: dict[keys.Path, Any] = {}
+    for name, backend in BACKEND_OF.items():
+        path: keys.Path = ("pbt", name)
+        if name in pbt and pbt["backend"] != backend and not any(each[:2] == path for each in typed):
+            removed[path] = pbt.pop(name)
+    return removed
 
 
 def _put(placed: keys.Placed, place: keys.Path, value: Any, origin: keys.Path) -> Iterator[keys.Path]:

@@ -52,7 +52,8 @@ arguments of `DistributionalPPO` and `PBTConfig`: `learning_rate`, `population_s
 **Settings without effect.** A setting that has no effect because of others is refused with what it needs:
 `optimizer.kwargs.noise_beta` without an averaged noise reference, `critic.v_min` with quantiles, anything in `vgs` or
 `adversarial` while they are switched off, and the same for searched hyper-parameters of a population. To switch a
-section off for one run, use `--set vgs=false`: the file's other settings of that section are then ignored.
+section off for one run, use `--set vgs=false`: the file's other settings of that section are then ignored. So are its
+settings of another backend (`workers` of processes, `address` of Ray) with `--set pbt.backend=ray`, with a warning.
 
 **Numbers** may be written `1e-4` and `1_000_000`.
 
