@@ -14,7 +14,7 @@ import yaml
 
 from driftproof.config import Config, load, loads
 from driftproof.config.starting import STARTING_VALUES
-from driftproof.pbt import read_events, read_metrics
+from driftproof.pbt import CannotStartError, InlineBackend, read_events, read_metrics
 from driftproof.state import CheckpointStore, inspect
 from tests.cli.commands import SMALL, call, run
 from tests.processes import ENVIRONMENT, ROOT
@@ -237,6 +237,23 @@ def test_runs_of_one_kind_are_not_taken_for_the_other(trained, capsys):
     folder, _ = trained
     assert f"driftproof train --resume {folder}" in error(capsys, "tune", "--resume", folder)
     assert "is not a population: leave out --member" in error(capsys, "evaluate", folder, "--member", 0)
+
+
+def test_a_refused_start_leaves_the_name_free(capsys, tmp_path, monkeypatch):
+    def refuse(self, work):
+        raise CannotStartError("no room for a member")
+
+    search = ["--set", "pbt.population_size=2", "--set", "pbt.backend=inline", "--set", "pbt.perturbation_interval=1"]
+    options = ["--env", "CartPole-v1", *SMALL, *LIMIT, *search, "--runs-dir", tmp_path, "--name", "run"]
+    with monkeypatch.context() as patched:
+        patched.setattr(InlineBackend, "start", refuse)
+        assert error(capsys, "tune", *options) == "no room for a member"
+        assert not (tmp_path / "run").exists()
+    assert call(capsys, "tune", *options)[0] == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(InlineBackend, "start", refuse)
+        error(capsys, "tune", "--resume", tmp_path / "run", "--set", "run.evaluation_episodes=1")
+    assert (tmp_path / "run" / "population_state.json").exists()
 
 
 @pytest.mark.parametrize("backend", ["inline", "vectorized"])
