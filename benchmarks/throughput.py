@@ -5,6 +5,7 @@
     python benchmarks/throughput.py --parts recurrent --threads 1 --rounds 3 \\
         --candidates "driftproof, same network" RecurrentPPO
     python benchmarks/throughput.py --parts feed-forward --rounds 20
+    python benchmarks/throughput.py --parts drift-kit --rounds 20     # what drift_kit costs where nothing drifts
 
 With memory, everyone has 8 environments of 128 steps, minibatches of 256, 4 epochs, and the same environments. "Same
 network" has RecurrentPPO's: two LSTMs of 256 and two networks of 64 and 64 behind them, one critic, Adam, no gradient
@@ -12,7 +13,8 @@ scaling, no layer normalisation and no exploration floor; so has "plain". Withou
 same network, 1024 samples a rollout and 10 epochs, which are the defaults of both. "Equal work" is one critic, one
 quantile, Adam, no gradient scaling; "defaults" are twin quantile critics, AdaptiveUPGD and variance gradient scaling.
 Each turn is `--updates` rollouts and updates, without memory one; ratios are of turns next to each other: median, 10th
-and 90th percentile. Ratios of CPU time are less sensitive to what else the machine does.
+and 90th percentile. Ratios of CPU time are less sensitive to what else the machine does. The drift kit is compared with
+the defaults, by CPU time only.
 """
 
 from __future__ import annotations
@@ -46,6 +48,15 @@ FEED_FORWARD = [
     *((8, 32, (64, 64)), (8, 64, (64, 64)), (8, 256, (64, 64))),
 ]
 """Environments, batch size and hidden layers of each comparison without memory."""
+
+
+DRIFT_KIT: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "1 environment, 64-64": ("MlpPolicy", 1, {"net_arch": [64, 64]}),
+    "8 environments, 64-64": ("MlpPolicy", 8, {"net_arch": [64, 64]}),
+    "1 environment, 256-256-256": ("MlpPolicy", 1, {"net_arch": [256, 256, 256]}),
+    "8 environments, LSTM": ("MlpLstmPolicy", 8, {}),
+}
+"""Policy, environments and networks of each comparison with and without the drift kit."""
 
 
 class Setup(NamedTuple):
@@ -95,6 +106,12 @@ def feed_forward_candidates(envs: int, batch_size: int, layers: tuple[int, ...])
     }
 
 
+def drift_kit_candidates(policy: str, envs: int, network: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    batches = {"batch_size": 256, "n_epochs": 4} if "Lstm" in policy else {"batch_size": 64, "n_epochs": 10}
+    make = partial(Setup(envs, 1024 // envs, **batches).make, "ours", policy, policy_kwargs=network)
+    return {"without": make, "with": partial(make, drift_kit=True)}
+
+
 RECURRENT = recurrent_candidates()
 
 
@@ -135,8 +152,8 @@ class Clock:
 def measure(candidates: dict[str, Callable[[], Any]], rounds: int, updates: int) -> dict[str, list[Turn]]:
     clocks = {name: Clock(make) for name, make in candidates.items()}
     turns: dict[str, list[Turn]] = {name: [] for name in clocks}
-    for _ in range(rounds):
-        for name, clock in clocks.items():
+    for i in range(rounds):
+        for name, clock in list(clocks.items())[:: 1 if i % 2 == 0 else -1]:
             turns[name].append(clock.turn(updates))
     return turns
 
@@ -152,6 +169,8 @@ def work(part: str, args: argparse.Namespace) -> Any:
     torch.set_num_threads(args.threads[0])
     if part == "recurrent":
         return measure({name: RECURRENT[name] for name in args.candidates}, args.rounds, args.updates)
+    if part == "drift-kit":
+        return [measure(drift_kit_candidates(*row), args.rounds, updates=1) for row in DRIFT_KIT.values()]
     return [measure(feed_forward_candidates(*row), args.rounds, updates=1) for row in FEED_FORWARD]
 
 
@@ -182,9 +201,18 @@ def feed_forward_table(comparisons: list[dict[str, list[Turn]]]) -> str:
     return show_table("Without memory, 1 torch thread", columns, rows)
 
 
+def drift_kit_table(comparisons: list[dict[str, list[Turn]]]) -> str:
+    rows = []
+    for name, turns in zip(DRIFT_KIT, comparisons, strict=True):
+        without, with_kit = (np.array(turns[which])[:, 1] for which in ("without", "with"))
+        low, middle, high = np.quantile(with_kit / without, [0.1, 0.5, 0.9])
+        rows.append([name, f"{np.median(without):,.0f}", f"{middle:.2f} ({low:.2f} to {high:.2f})"])
+    return show_table("With drift_kit, 1 torch thread", ["", "without, steps per CPU second", "with it, times"], rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=("recurrent", "feed-forward"))
+    parser.add_argument("--parts", nargs="+", choices=("recurrent", "feed-forward", "drift-kit"))
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of the part with memory")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--updates", type=int, default=4, help="per turn, with memory")
@@ -198,13 +226,20 @@ def main() -> None:
     if args.worker:
         print(json.dumps(work(args.parts[0], args)))
         return
-    parts = args.parts or ["recurrent", "feed-forward"]
+    parts = args.parts or ["recurrent", "feed-forward", "drift-kit"]
     sections = []
     if "recurrent" in parts:
         for threads in args.threads:
             sections.append(recurrent_table(threads, in_a_process("recurrent", threads, args, args.candidates)))
     if "feed-forward" in parts:
         sections.append(feed_forward_table(in_a_process("feed-forward", 1, args, args.candidates)))
+    if "drift-kit" in parts:
+        section = drift_kit_table(in_a_process("drift-kit", 1, args, args.candidates))
+        sections.append(section)
+        if parts == ["drift-kit"] and not args.quick:
+            command = f"python benchmarks/throughput.py --parts drift-kit --rounds {args.rounds}"
+            write_result("drift_kit_cost", command, [section])
+            return
     if args.parts is None and args.candidates == list(RECURRENT) and not args.quick:
         write_result("throughput", f"python benchmarks/throughput.py --rounds {args.rounds}", sections)
     else:

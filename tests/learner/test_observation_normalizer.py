@@ -125,6 +125,25 @@ def test_sensors_of_a_usual_scale_stay_exactly_as_they_are(rng):
     assert torch.equal(normalized(seen, normalizer.moments), seen)
 
 
+def test_a_step_is_normalised_by_the_moments_it_has_changed(rng):
+    """Bit by bit the same on the host; also in a dict, of which other parts stay as they are."""
+    space = spaces.Dict({"sensors": spaces.Box(-np.inf, np.inf, (2, 3), np.float32), "mode": spaces.Discrete(3)})
+    normalizers = {key: ObservationNormalizer(each) for key, each in (("", VECTOR), ("sensors", space))}
+    for i in range(60):
+        starts, offset = np.arange(4) == i % 9, 100.0 * (i > 40)
+        vector = np.float32(rng.normal(offset, [1e-3, 500.0, 1.0], (4, 3)))
+        parts = {"sensors": np.float64(rng.normal(offset, 30.0, (4, 2, 3))), "mode": np.arange(4)}
+        for key, observation in (("", vector), ("sensors", parts)):
+            result = normalizers[key].take(observation, starts)
+            part, raw = (result, observation) if key == "" else (result[key], observation[key])
+            expected = normalizers[key].moments[key].normalize(torch.from_numpy(raw))
+            assert torch.equal(torch.from_numpy(part), expected), i
+            assert part.dtype == np.float32
+            if key:
+                assert result["mode"] is observation["mode"]
+    assert normalizers[""].statistics[""].shifts > 0
+
+
 def test_other_scales_are_brought_into_bounds(rng):
     normalizer = ObservationNormalizer(VECTOR)
     seen = np.float32(rng.normal([1.0, -500.0, 3.0], [1e-3, 100.0, 1.0], (4000, 3)))

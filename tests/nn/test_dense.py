@@ -84,6 +84,18 @@ def test_gradients_are_added_to_what_autograd_found_before():
     assert layer.bias.grad.tolist() == [9.0, 9.0]
 
 
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_networks_that_are_no_part_of_the_loss_get_no_gradient(layer_norm):
+    torch.manual_seed(0)
+    policy = MlpPolicy(BOX, ACTIONS["discrete"], layer_norm=layer_norm, net_arch=[8])
+    networks = policy.dense_networks()
+    evaluation = policy.evaluate_dense(networks, torch.rand(2, 5, 2, 3), policy.initial_state(5))
+    evaluation.predictions[1].square().sum().backward()
+    networks.backward({})
+    with_gradient = {name for name, parameter in policy.named_parameters() if parameter.grad is not None}
+    assert with_gradient == {name for name, _ in policy.named_parameters() if name.startswith("critics.1.")}
+
+
 def test_saturated_tanh_and_nan():
     first, second = nn.Linear(1, 1), nn.Linear(1, 1)
     with torch.no_grad():

@@ -52,10 +52,7 @@ def calibration(heads: Sequence[ValueHead], predictions: Sequence[Tensor], targe
         targets: Normalised returns ``[T, N]``.
         valid: Which samples count ``[T, N]``.
     """
-    quantiles = torch.stack([head.quantiles(p) for head, p in zip(heads, predictions, strict=True)])
-    difference = targets.unsqueeze(-1) - quantiles
-    # A return that equals a quantile is half above it.
-    below = (difference.sign() + 1).mul_(0.5).mean((0, -1))
+    below = torch.stack([head.below(p, targets) for head, p in zip(heads, predictions, strict=True)]).mean(0)
     return torch.where(valid, below, 0).sum() / valid.sum().clamp_min(1)
 
 

@@ -94,11 +94,11 @@ class Collector:
         """
         rollout, step, distribution = self.rollout, self.step, self.policy.distribution
         rollout.starts[step] = starts
+        self._raw = observation
         if self.normalizer is not None:
-            self.normalizer.observe(observation, starts)
+            observation = self.normalizer.take(observation, starts)
         with torch.inference_mode():
-            self._raw = _as_tensors(observation)
-            self.observation = _store(rollout.observations, step, self._normalized(self._raw))
+            self.observation = _store(rollout.observations, step, _as_tensors(observation))
             state = reset_state(self.state, starts & rollout.resets_memory)
             rollout.store_state(step, state)
             parameters, memory, self.state, latent = self._step_policy(self.observation, state)
@@ -171,7 +171,8 @@ class Collector:
 
     def raw_observation(self) -> Observation:
         """The last observations before they were normalised, on the policy's device."""
-        return map_observation(self._raw, lambda part: part.to(self.rollout.device))
+        raw, device = _as_tensors(self._raw), self.rollout.device
+        return raw if device.type == "cpu" else map_observation(raw, lambda part: part.to(device))
 
     def _normalized(self, observation: Observation) -> Observation:
         return observation if self.normalizer is None else normalized(observation, self.normalizer.moments)

@@ -1,7 +1,7 @@
 """PPO's losses with their gradients by formula: a third of the time that autograd takes for small minibatches.
 
 :func:`driftproof.learner.losses.ppo_losses` says what they mean. Autograd remains for what depends on the kind of
-action: from log-probabilities and entropies to the parameters of the distribution.
+action, but for one choice: from log-probabilities and entropies to the parameters of the distribution.
 """
 
 from __future__ import annotations
@@ -37,24 +37,19 @@ def direct_losses(
         c: Coefficients, as numbers or 0-dim tensors.
         exploration_floor: Whether the loss contains the distance from a distribution that still explores.
     """
-    log_probs, entropies = distribution.log_prob_and_entropy(evaluation.parameters, batch.actions)
-    divergences = distribution.uniform_divergence(evaluation.parameters) if exploration_floor else None
+    likelihood = distribution.likelihood(evaluation.parameters, batch.actions)
     with torch.no_grad():
-        policy_term, gradient, metrics = _policy_loss(log_probs - batch.log_probs, batch.advantages, c.clip_range)
-        metrics["entropy"] = entropies.mean()
+        log_ratio = likelihood.log_prob - batch.log_probs
+        policy_term, gradient, metrics = _policy_loss(log_ratio, batch.advantages, c.clip_range)
+        metrics["entropy"] = likelihood.entropy.mean()
         critic_terms = _critic_losses(head, evaluation.predictions, batch.targets, c.vf_coef)
         loss = policy_term + c.vf_coef * critic_terms.mean()
-        tensors, gradients = [log_probs], [gradient]
         if isinstance(c.ent_coef, Tensor) or c.ent_coef:
             loss = loss - c.ent_coef * metrics["entropy"]
-            tensors.append(entropies)
-            gradients.append(torch.full_like(entropies, -1 / entropies.numel()) * c.ent_coef)
-        if divergences is not None:
-            metrics["uniform_divergence"] = divergences.mean()
+        if exploration_floor:
+            metrics["uniform_divergence"] = likelihood.uniform_divergence()
             loss = loss + c.exploration_floor * metrics["uniform_divergence"]
-            tensors.append(divergences)
-            gradients.append(torch.full_like(divergences, 1 / divergences.numel()) * c.exploration_floor)
-    torch.autograd.backward(tensors, gradients)
+    likelihood.backward(gradient, -c.ent_coef, c.exploration_floor if exploration_floor else 0.0)
     metrics |= {f"critic_loss_{i}": term for i, term in enumerate(critic_terms.unbind(), 1)}
     return loss, metrics
 

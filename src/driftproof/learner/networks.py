@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from driftproof.nn.dense import DenseNetworks
 from driftproof.nn.heads import ValueHead
+from driftproof.nn.likelihood import Likelihood
 from driftproof.nn.segments import Segments
 from driftproof.nn.types import Evaluation, Observation, PolicyState, Rewiring, RolloutNoise, RolloutStep, Wiring
 
@@ -41,6 +42,9 @@ class Distribution(Protocol):
 
     def uniform_divergence(self, parameters: Tensor) -> Tensor:
         """Distance from a distribution that still explores ``[...]``."""
+
+    def likelihood(self, parameters: Tensor, actions: Tensor) -> Likelihood:
+        """Log-probability and entropy, for a loss whose gradients are given by formulas."""
 
 
 class Policy(Protocol):

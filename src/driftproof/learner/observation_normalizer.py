@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from driftproof.learner.rollout import HostObservation
-from driftproof.nn.normalization import WHOLE, Moments
+from driftproof.nn.normalization import LIMIT, WHOLE, Moments
 from driftproof.state.schema import Rule, check, count, number, numbers, table
 
 Array = npt.NDArray[np.float64]
@@ -90,9 +90,10 @@ class AnchoredStatistics:
         return self.mean - mean * scale, scale
 
     def _target(self) -> tuple[Array, Array]:
-        std = np.clip(self.std, _LEAST_STD, _LARGEST_STD)
+        own = self.std
+        std = np.clip(own, _LEAST_STD, _LARGEST_STD)
         # The ratio is exactly 1 for scales within the bounds: these sensors stay exactly as they are.
-        return np.clip(self.mean * (std / self.std), -_LARGEST_MEAN, _LARGEST_MEAN), std
+        return np.clip(self.mean * (std / own), -_LARGEST_MEAN, _LARGEST_MEAN), std
 
     def fix(self) -> None:
         """Decide what to normalise to: sensors as they are now."""
@@ -116,11 +117,12 @@ class AnchoredStatistics:
             return 0
         self.recent = np.concatenate((self.recent, start[None]))[-_WINDOW:]
         z = (self.recent - self.start_mean) / self._start_std()
-        for last, deviation in enumerate(_DEVIATIONS, start=1):
-            if len(z) >= last and ((z[-last:] > deviation).all(0) | (z[-last:] < -deviation).all(0)).any():
-                return last
+        if np.abs(z[-1]).max() > _DEVIATIONS[-1]:  # The last one is among them, however many they are.
+            for last, deviation in enumerate(_DEVIATIONS, start=1):
+                if len(z) >= last and ((z[-last:] > deviation).all(0) | (z[-last:] < -deviation).all(0)).any():
+                    return last
         error = _STANDARD_ERRORS / math.sqrt(_WINDOW)
-        return _WINDOW if len(z) == _WINDOW and (np.abs(z.mean(0)) > error).any() else 0
+        return _WINDOW if len(z) == _WINDOW and np.abs(z.sum(0) / _WINDOW).max() > error else 0
 
     def move(self, last: int) -> None:
         """Move the mean by the shift that the last first observations show."""
@@ -140,11 +142,11 @@ class AnchoredStatistics:
         difference = start - self.start_mean
         if self._is_settled:
             bound = _CLIP_STARTS * self._start_std()
-            difference = np.clip(difference, -bound, bound)
+            difference = np.minimum(np.maximum(difference, -bound), bound)
         self.start_weight = min(self.start_weight + 1, _START_MEMORY)
         step = difference / self.start_weight
         self.start_mean = self.start_mean + step
-        if self._is_settled or self.shifts > 0:
+        if self.shifts > 0 or self._is_settled:
             self.mean = self.mean + step
         self.start_count = min(self.start_count + 1, _START_MEMORY)
         weight = 1 / self.start_count
@@ -253,7 +255,18 @@ class ObservationNormalizer:
     @property
     def moments(self) -> Mapping[str, Moments]:
         """What to subtract from observations, and what to divide them by, by key."""
+        if self._moments is None:
+            self._moments = {
+                key: Moments(*(torch.from_numpy(each.reshape(self._shapes[key])) for each in part))
+                for key, part in self._arrays().items()
+            }
         return self._moments
+
+    def _arrays(self) -> dict[str, tuple[Array, Array]]:
+        """:attr:`moments` as vectors ``[size]``."""
+        if self._vectors is None:
+            self._vectors = {key: part.moments for key, part in self.statistics.items()}
+        return self._vectors
 
     def begin(self) -> None:
         """Begin a rollout."""
@@ -261,7 +274,7 @@ class ObservationNormalizer:
         self._clear_pending()
 
     def _clear_pending(self) -> None:
-        self._pending: dict[str, list[Array]] = {key: [] for key in self.statistics}
+        self._pending: list[dict[str, Array]] = []
         self._pending_rows = 0
 
     @property
@@ -279,31 +292,48 @@ class ObservationNormalizer:
         rows, starts = zip(*self._recorded, strict=True)
         return np.stack(rows), np.stack(starts)
 
-    def observe(self, observation: HostObservation, starts: npt.NDArray[np.bool_]) -> None:
-        """Learn from observations, before they are normalised.
+    def take(self, observation: HostObservation, starts: npt.NDArray[np.bool_]) -> HostObservation:
+        """:meth:`observe` observations; returns them normalised, in single precision.
+
+        The same numbers as with :attr:`moments`, at less overhead for the few numbers of a step.
+        """
+        rows, vectors = self.observe(observation, starts), self._arrays()
+        result: dict[str, npt.NDArray[Any]] = {}
+        for key, (mean, std) in vectors.items():
+            part = rows[key] - mean
+            part /= std
+            np.maximum(part, -LIMIT, out=part)
+            np.minimum(part, LIMIT, out=part)
+            result[key] = part.astype(np.float32).reshape(-1, *self._shapes[key])
+        if isinstance(observation, dict):
+            return {**observation, **result}
+        return result.get(WHOLE, observation)
+
+    def observe(self, observation: HostObservation, starts: npt.NDArray[np.bool_]) -> dict[str, Array]:
+        """Learn from observations, before they are normalised; returns them as rows ``[N, size]``, by key.
 
         Args:
             observation: Observation of every environment ``[N, ...]``.
             starts: Whether it is the first of an episode ``[N]``.
         """
         rows = {key: _rows(observation, key) for key in self.statistics}
-        if starts.any():
+        if any(starts.tolist()):  # Faster than NumPy for a few numbers.
             self._learn_starts(rows, starts)
         if self.keeps_rollout:
             self._recorded.append((rows[WHOLE], starts.copy()))
-        for key, batches in self._pending.items():
-            batches.append(rows[key])
+        self._pending.append(rows)
         self._pending_rows += len(starts)
         # The first observations ever are used soon.
-        if self._pending_rows >= max(_SMALLEST_BATCH, self._least_count()):
+        if self._pending_rows >= self._enough:
             self.learn()
+        return rows
 
     def learn(self) -> None:
         """Update the statistics with all observations since the last call."""
         if not self._pending_rows:
             return
         for key, part in self.statistics.items():
-            part.learn(np.concatenate(self._pending[key]))
+            part.learn(np.concatenate([rows[key] for rows in self._pending]))
         self._clear_pending()
         self._refresh()
 
@@ -331,6 +361,7 @@ class ObservationNormalizer:
         """Let new observations count more, after a change of the world."""
         for part in self.statistics.values():
             part.forget()
+        self._refresh()
 
     def metrics(self) -> dict[str, float]:
         """Shifts of sensors that were found, and those that were undone."""
@@ -370,14 +401,13 @@ class ObservationNormalizer:
                     part.learn_start(start)
         self._refresh()
 
-    def _least_count(self) -> float:
-        return min((part.count for part in self.statistics.values()), default=math.inf)
-
     def _refresh(self) -> None:
-        self._moments = {
-            key: Moments(*(torch.from_numpy(each.reshape(self._shapes[key])) for each in part.moments))
-            for key, part in self.statistics.items()
-        }
+        """Compute moments anew when they are needed: statistics have changed."""
+        counts = (part.count for part in self.statistics.values())
+        self._enough = max(_SMALLEST_BATCH, min(counts, default=math.inf))
+        """Pending observations that are learned from before the rollout ends."""
+        self._vectors: dict[str, tuple[Array, Array]] | None = None
+        self._moments: dict[str, Moments] | None = None
 
 
 def normalizable(space: Any) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -8,6 +8,28 @@ import torch
 from torch import Tensor, nn
 
 _MINUS_ONE = torch.tensor(-1.0, device="cpu")
+_tanh_backward = torch.ops.aten.tanh_backward.grad_input
+_threshold_backward = torch.ops.aten.threshold_backward.grad_input
+_layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
+
+
+class _Group:
+    """Networks whose hidden layers have the same widths: what is not a matrix product takes all of them at once.
+
+    Args:
+        networks: Weights, transposed weights and biases of each network's layers.
+        members: Indices of the networks.
+    """
+
+    def __init__(self, networks: Sequence[Sequence[tuple[Tensor, Tensor, Tensor]]], members: Sequence[int]) -> None:
+        self.networks, self.members = networks, members
+        self.depth = len(networks[0]) - 1
+        self.values: list[Sequence[Tensor]] = []
+        """Inputs ``[rows, width]`` of each layer, by network."""
+        self.joined: list[Tensor] = []
+        """Results of each hidden layer ``[networks, rows, width]``."""
+        self.norms: list[tuple[Tensor, Tensor, Tensor]] = []
+        """Inputs of layer normalisation, their means and inverse standard deviations, by layer."""
 
 
 class DenseNetworks:
@@ -32,62 +54,72 @@ class DenseNetworks:
         epsilon: float | None = None,
         input_epsilons: Sequence[float | None] = (),
     ) -> None:
-        self.networks: list[list[tuple[Tensor, Tensor]]] = [
-            [(layer.weight, layer.bias) for layer in layers] for layers in networks
-        ]
+        with torch.no_grad():
+            layers = [[(layer.weight, layer.weight.t(), layer.bias) for layer in network] for network in networks]
         self._is_tanh, self._epsilon = is_tanh, epsilon
         self._input_epsilons = input_epsilons or [None] * len(networks)
-        self._norms: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        together: dict[tuple[int, ...], list[int]] = {}
+        for index, network in enumerate(networks):
+            together.setdefault(tuple(layer.out_features for layer in network[:-1]), []).append(index)
+        self._groups = [_Group([layers[i] for i in members], members) for members in together.values()]
+        # Layer normalisation scales by 2 in passing, for tanh(x) = 2 σ(2 x) - 1.
+        self._twos = {width: torch.full((width,), 2.0) if is_tanh else None for widths in together for width in widths}
+        self._input_norms: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         """Inputs of layer normalisation, their means and inverse standard deviations, by the id of the result."""
         self._inputs: Sequence[Tensor] = []
+        self._rows: dict[int, Tensor] = {}
+        """The inputs as rows, normalised if they are to be, by the id of the input."""
         self._outputs: list[Tensor] = []
-        self._values: list[list[Tensor]] = []
 
     @torch.no_grad()
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Outputs ``[..., width]`` of each network, leaves of the graph of a loss.
 
         Args:
-            inputs: Inputs ``[..., features]`` of each network. Results of other modules get gradients, too.
+            inputs: Inputs ``[..., features]`` of each network, with as many rows each. Results of other modules get
+                gradients, too.
         """
-        rows: dict[int, Tensor] = {}
+        self._inputs, self._rows, self._input_norms = inputs, {}, {}
         for x, epsilon in zip(inputs, self._input_epsilons, strict=True):
-            if id(x) not in rows:  # Critics share theirs.
-                flat = x.flatten(0, -2)
-                rows[id(x)] = flat if epsilon is None else self._normalised(flat, epsilon)
-        self._inputs = inputs
-        self._values = [self._hidden(network, rows[id(x)]) for network, x in zip(self.networks, inputs, strict=True)]
-        outputs = [
-            torch.addmm(network[-1][1], values[-1], network[-1][0].t()).view(*x.shape[:-1], -1)
-            for network, values, x in zip(self.networks, self._values, inputs, strict=True)
-        ]
-        self._outputs = [output.requires_grad_() for output in outputs]
+            if id(x) not in self._rows:  # Critics share theirs.
+                self._rows[id(x)] = self._input_rows(x.flatten(0, -2), epsilon)
+        outputs: dict[int, Tensor] = {}
+        for group in self._groups:
+            self._run_hidden(group, [self._rows[id(inputs[i])] for i in group.members])
+            for i, network, value in zip(group.members, group.networks, group.values[-1], strict=True):
+                _, transposed, bias = network[-1]
+                outputs[i] = torch.addmm(bias, value, transposed).view(*inputs[i].shape[:-1], -1)
+        self._outputs = [outputs[i].requires_grad_() for i in range(len(inputs))]
         return self._outputs
 
-    def _hidden(self, network: list[tuple[Tensor, Tensor]], inputs: Tensor) -> list[Tensor]:
-        """The inputs of each layer."""
-        values = [inputs]
-        for weight, bias in network[:-1]:
-            if self._epsilon is not None:
-                value = self._normalised(torch.addmm(bias, values[-1], weight.t()), self._epsilon)
-                values.append(self._activate(value))
-            elif self._is_tanh:
-                value = torch.addmm(bias, values[-1], weight.t(), beta=2, alpha=2).sigmoid_()
-                values.append(torch.add(_MINUS_ONE, value, alpha=2, out=value))
-            else:
-                values.append(torch.addmm(bias, values[-1], weight.t()).relu_())
-        return values
-
-    def _normalised(self, arguments: Tensor, epsilon: float) -> Tensor:
-        value, means, factors = torch.native_layer_norm(arguments, arguments.shape[-1:], None, None, epsilon)
-        self._norms[id(value)] = arguments, means, factors
+    def _input_rows(self, rows: Tensor, epsilon: float | None) -> Tensor:
+        if epsilon is None:
+            return rows
+        value, means, factors = torch.native_layer_norm(rows, rows.shape[-1:], None, None, epsilon)
+        self._input_norms[id(value)] = rows, means, factors
         return value
 
-    def _activate(self, value: Tensor) -> Tensor:
-        if not self._is_tanh:
-            return value.relu_()
-        value.mul_(2).sigmoid_()
-        return torch.add(_MINUS_ONE, value, alpha=2, out=value)
+    def _run_hidden(self, group: _Group, inputs: Sequence[Tensor]) -> None:
+        """Compute the inputs of each layer."""
+        group.values, group.joined, group.norms = [inputs], [], []
+        scale = 2 if self._is_tanh and self._epsilon is None else 1
+        for i in range(group.depth):
+            width = group.networks[0][i][2].numel()
+            value = inputs[0].new_empty(len(group.members), len(inputs[0]), width)
+            given = zip(group.networks, group.values[-1], value.unbind(), strict=True)
+            for network, before, place in given:
+                _, transposed, bias = network[i]
+                torch.addmm(bias, before, transposed, beta=scale, alpha=scale, out=place)
+            if self._epsilon is not None:
+                arguments = value
+                value, *rest = torch.native_layer_norm(arguments, (width,), self._twos[width], None, self._epsilon)
+                group.norms.append((arguments, *rest))
+            if self._is_tanh:
+                torch.add(_MINUS_ONE, value.sigmoid_(), alpha=2, out=value)
+            else:
+                value.relu_()
+            group.values.append(value.unbind())
+            group.joined.append(value)
 
     @torch.no_grad()
     def backward(self, places: Mapping[int, Tensor]) -> None:
@@ -97,46 +129,68 @@ class DenseNetworks:
             places: Where to write gradients, by the parameters' ids; others get new memory.
         """
         of_inputs: dict[int, Tensor] = {}
-        for network, values, x, output in zip(self.networks, self._values, self._inputs, self._outputs, strict=True):
-            if output.grad is None:
-                continue  # No part of the loss.
-            gradient = output.grad.flatten(0, -2)
-            for i in reversed(range(len(network))):
-                weight, bias = network[i]
-                _add(weight, torch.mm(gradient.t(), values[i], out=places.get(id(weight))))
-                _add(bias, torch.sum(gradient, 0, out=places.get(id(bias))))
-                if i > 0:
-                    gradient = gradient.mm(weight)
-                    if self._is_tanh:
-                        gradient = torch.ops.aten.tanh_backward(gradient, values[i])
-                    else:
-                        gradient = torch.ops.aten.threshold_backward(gradient, values[i], 0)
-                    if self._epsilon is not None:
-                        gradient = self._before_normalisation(values[i], gradient)
-            if x.requires_grad:
-                weight, known = network[0][0], of_inputs.get(id(x))
-                of_inputs[id(x)] = gradient.mm(weight) if known is None else known.addmm_(gradient, weight)
+        for group in self._groups:
+            self._differentiate(group, places, of_inputs)
+            group.values, group.joined, group.norms = [], [], []
         self._differentiate_inputs(of_inputs)
-        self._inputs, self._outputs, self._values, self._norms = [], [], [], {}
+        self._inputs, self._rows, self._outputs, self._input_norms = [], {}, [], {}
 
-    def _before_normalisation(self, value: Tensor, gradient: Tensor) -> Tensor:
-        arguments, means, factors = self._norms[id(value)]
-        given = gradient, arguments, gradient.shape[-1:], means, factors
-        result: Tensor = torch.ops.aten.native_layer_norm_backward(*given, None, None, [True, False, False])[0]
-        return result
+    def _differentiate(self, group: _Group, places: Mapping[int, Tensor], of_inputs: dict[int, Tensor]) -> None:
+        outputs = [self._outputs[i] for i in group.members]
+        # Outputs that are no part of the loss have no gradient, and neither get their parameters one.
+        active = [output.grad is not None for output in outputs]
+        if not any(active):
+            return
+        gradients: Sequence[Tensor] = [
+            (torch.zeros_like(output) if output.grad is None else output.grad).flatten(0, -2) for output in outputs
+        ]
+        for i in reversed(range(group.depth + 1)):
+            for k, gradient in enumerate(gradients):
+                weight, _, bias = group.networks[k][i]
+                if active[k]:
+                    _add(weight, torch.mm(gradient.t(), group.values[i][k], out=places.get(id(weight))))
+                    _add(bias, torch.sum(gradient, 0, out=places.get(id(bias))))
+            if i > 0:
+                gradients = self._before_layer(group, i, gradients).unbind()
+        for k, index in enumerate(group.members):
+            x = self._inputs[index]
+            if x.requires_grad and active[k]:
+                weight, known = group.networks[k][0][0], of_inputs.get(id(x))
+                result = gradients[k].mm(weight) if known is None else known.addmm_(gradients[k], weight)
+                of_inputs[id(x)] = result
+
+    def _before_layer(self, group: _Group, i: int, gradients: Sequence[Tensor]) -> Tensor:
+        """Gradients of the arguments of the activations before a layer, joined, from those of its outputs."""
+        value = group.joined[i - 1]
+        result = torch.empty_like(value)
+        for network, gradient, place in zip(group.networks, gradients, result.unbind(), strict=True):
+            torch.mm(gradient, network[i][0], out=place)
+        if self._is_tanh:
+            result = _tanh_backward(result, value, grad_input=result)
+        else:
+            result = _threshold_backward(result, value, 0, grad_input=result)
+        return result if self._epsilon is None else _before_normalisation(result, group.norms[i - 1])
 
     def _differentiate_inputs(self, gradients: Mapping[int, Tensor]) -> None:
         """Continue with autograd where inputs are results of other modules."""
-        inputs = {id(x): (x, values[0]) for x, values in zip(self._inputs, self._values, strict=True)}
+        inputs = {id(x): x for x in self._inputs}
         tensors, found = [], []
         for key, gradient in gradients.items():
-            x, rows = inputs[key]
-            tensors.append(x)
-            found.append(
-                (self._before_normalisation(rows, gradient) if id(rows) in self._norms else gradient).view_as(x)
-            )
+            norm = self._input_norms.get(id(self._rows[key]))
+            tensors.append(inputs[key])
+            found.append((gradient if norm is None else _before_normalisation(gradient, norm)).view_as(inputs[key]))
         if tensors:
             torch.autograd.backward(tensors, found)
+
+
+def _before_normalisation(gradient: Tensor, norm: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Gradient of the inputs of layer normalisation, from that of its result without a scale."""
+    arguments, means, factors = norm
+    shape = gradient.shape[-1:]
+    result: Tensor = _layer_norm_backward(gradient, arguments, shape, means, factors, None, None, [True, False, False])[
+        0
+    ]
+    return result
 
 
 def dense_networks(networks: Sequence[Sequence[nn.Module]]) -> DenseNetworks | None:

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from driftproof.nn.likelihood import AutogradLikelihood, ChoiceLikelihood, Likelihood
+
 Device: TypeAlias = torch.device | str | None
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -94,6 +96,10 @@ class ActionDistribution(nn.Module, ABC):
         For discrete actions KL(uniform‖policy), whose gradient is bounded by 1 for each parameter.
         """
 
+    def likelihood(self, parameters: Tensor, actions: Tensor) -> Likelihood:
+        """:meth:`log_prob` and :meth:`entropy`, for a loss whose gradients are given by formulas."""
+        return AutogradLikelihood(self, parameters, actions)
+
     log_unit: float = 0.0
     """Logarithm of the volume in the environment per unit of :meth:`shown`.
 
@@ -151,6 +157,10 @@ class Categorical(ActionDistribution):
         self._check_actions(parameters, actions)
         log_probs = parameters.log_softmax(-1)
         return _of_choice(log_probs, actions), _entropy_of_choice(log_probs)
+
+    def likelihood(self, parameters: Tensor, actions: Tensor) -> Likelihood:
+        self._check_actions(parameters, actions)
+        return ChoiceLikelihood(parameters, actions)
 
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
         return _kl_of_choice(old, new)

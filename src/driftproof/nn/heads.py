@@ -69,6 +69,10 @@ class ValueHead(nn.Module, ABC):
     def quantiles(self, prediction: Tensor) -> Tensor:
         """Quantiles of the return ``[..., outputs]`` at the levels ``(i + 1/2) / outputs``, in order."""
 
+    def below(self, prediction: Tensor, returns: Tensor) -> Tensor:
+        """Share ``[...]`` of the predicted quantiles below returns; those that equal them count half."""
+        return _share_below(self.quantiles(prediction), returns)
+
     @abstractmethod
     def cvar(self, prediction: Tensor, alpha: Number) -> Tensor:
         """Conditional value at risk: the mean of the worst share ``alpha`` of returns; the mean for ``alpha=1``."""
@@ -151,6 +155,9 @@ class QuantileHead(ValueHead):
     def quantiles(self, prediction: Tensor) -> Tensor:
         # Learned quantiles may cross.
         return prediction.sort(-1).values
+
+    def below(self, prediction: Tensor, returns: Tensor) -> Tensor:
+        return _share_below(prediction, returns)  # In any order.
 
     def cvar(self, prediction: Tensor, alpha: Number) -> Tensor:
         _check_share(alpha)
@@ -347,6 +354,10 @@ class MeanHead(ValueHead):
 
     def rescaled(self, prediction: Tensor, old: Scale, new: Scale) -> Tensor:
         return prediction
+
+
+def _share_below(quantiles: Tensor, returns: Tensor) -> Tensor:
+    return (returns.unsqueeze(-1) - quantiles).sign_().add_(1).mean(-1).mul_(0.5)
 
 
 def _root_mean_square(values: Tensor) -> Tensor:
