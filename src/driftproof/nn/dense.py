@@ -112,8 +112,9 @@ class DenseNetworks:
                 torch.addmm(bias, before, transposed, beta=scale, alpha=scale, out=place)
             if self._epsilon is not None:
                 arguments = value
-                value, *rest = torch.native_layer_norm(arguments, (width,), self._twos[width], None, self._epsilon)
-                group.norms.append((arguments, *rest))
+                given_norm = arguments, (width,), self._twos[width], None, self._epsilon
+                value, means, factors = torch.native_layer_norm(*given_norm)
+                group.norms.append((arguments, means, factors))
             if self._is_tanh:
                 torch.add(_MINUS_ONE, value.sigmoid_(), alpha=2, out=value)
             else:
