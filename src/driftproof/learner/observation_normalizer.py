@@ -249,6 +249,8 @@ class ObservationNormalizer:
         self.statistics = {key: AnchoredStatistics(math.prod(shape), memory) for key, shape in self._shapes.items()}
         self.keeps_rollout = False
         """Whether to keep the observations of a rollout for :meth:`recorded`."""
+        self._vectors: dict[str, tuple[Array, Array]] | None = None
+        self._moments: dict[str, Moments] | None = None
         self.begin()
         self._refresh()
 
@@ -406,8 +408,7 @@ class ObservationNormalizer:
         counts = (part.count for part in self.statistics.values())
         self._enough = max(_SMALLEST_BATCH, min(counts, default=math.inf))
         """Pending observations that are learned from before the rollout ends."""
-        self._vectors: dict[str, tuple[Array, Array]] | None = None
-        self._moments: dict[str, Moments] | None = None
+        self._vectors = self._moments = None
 
 
 def normalizable(space: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
