@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -68,6 +70,84 @@ def test_packed_sequences_are_recorded_without_padding():
     with diagnostics.record_activations(model) as activations:
         model["gru"](packed)
     assert activations["gru"].shape == (6, 7)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", nn.SiLU()])
+@pytest.mark.parametrize("training", [False, True])
+def test_transformer(activation, training):
+    """Also where torch would take its fast path, which calls no module of the layer."""
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, activation=activation, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=isinstance(activation, str)).train(training)
+    inputs, padding = torch.randn(3, 5, 8), torch.zeros(3, 5, dtype=torch.bool)
+    with torch.set_grad_enabled(training), diagnostics.record_activations(model) as activations:
+        model(inputs, src_key_padding_mask=padding)
+    name = "activation" if isinstance(activation, nn.Module) else activation
+    assert {key: tuple(values.shape) for key, values in activations.items()} == {
+        key: shape
+        for i in range(2)
+        for key, shape in {f"layers.{i}.self_attn": (15, 8), f"layers.{i}.{name}": (15, 12)}.items()
+    }
+    if activation == "relu":
+        assert all(activations[f"layers.{i}.relu"].min() == 0 for i in range(2))
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_attention_alone():
+    model = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    inputs = torch.randn(3, 5, 8)
+    with torch.no_grad(), diagnostics.record_activations(model) as activations:
+        output, _ = model(inputs, inputs, inputs)
+    torch.testing.assert_close(activations[""], output.reshape(15, 8))
+
+
+def test_functions_are_recorded_by_the_module_that_calls_them():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.gate = nn.Linear(4, 6), nn.Linear(6, 6), nn.Sigmoid()
+
+        def forward(self, inputs):
+            hidden = torch.relu(self.first(inputs))
+            hidden = nn.functional.relu(self.second(hidden), inplace=True)
+            return self.gate(hidden.tanh())
+
+    model = nn.Sequential(Block(), nn.Linear(6, 4), Block())
+    with diagnostics.record_activations(model) as activations:
+        for _ in range(2):
+            output = model(torch.randn(7, 4))
+    names = ["relu", "relu_2", "tanh", "gate"]
+    assert list(activations) == [f"{block}.{name}" for block in (0, 2) for name in names]
+    assert all(values.shape == (14, 6) for values in activations.values())
+    assert torch.equal(activations["2.gate"][7:], output)
+
+
+def test_units_of_convolutions_are_channels():
+    for dims, convolution in enumerate((nn.Conv1d, nn.Conv2d, nn.Conv3d), start=1):
+        model = nn.Sequential(convolution(2, 5, 1), nn.ReLU(), convolution(5, 3, 1), nn.Tanh())
+        with diagnostics.record_activations(model) as activations:
+            model(torch.randn(6, 2, *[4] * dims))
+            model(torch.randn(2, *[4] * dims))  # Without a batch axis.
+        shapes = {name: tuple(values.shape) for name, values in activations.items()}
+        assert shapes == {"1": (7 * 4**dims, 5), "3": (7 * 4**dims, 3)}
+
+
+def test_chosen_kinds():
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.LayerNorm(5))
+    with diagnostics.record_activations(model, kinds=(nn.Linear, nn.LayerNorm)) as activations:
+        model(torch.randn(7, 4))
+    assert {name: tuple(values.shape) for name, values in activations.items()} == {"0": (7, 5), "2": (7, 5)}
+
+
+def test_nothing_recorded_is_a_warning_that_says_why():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))
+    warns, record = partial(pytest.warns, UserWarning), diagnostics.record_activations
+    with warns(match="this Sequential has no activations that are known"), record(model) as activations:
+        model(torch.randn(7, 4))
+    assert activations == {}
+    with warns(match="no forward pass of this Sequential ran"), record(model):
+        pass
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), diagnostics.record_activations(model):
+        model(torch.randn(7, 3))
 
 
 def test_effective_rank_counts_directions():

@@ -12,13 +12,15 @@ Use::
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import contextmanager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from driftproof.optim._activations import Recorder
 from driftproof.optim._core import bias_correction
 from driftproof.optim._optimizer import UPGDBase
 
@@ -32,45 +34,59 @@ ACTIVATIONS: tuple[type[nn.Module], ...] = (
     nn.Mish,
     nn.Tanh,
     nn.Sigmoid,
+    nn.PReLU,
+    nn.ReLU6,
+    nn.CELU,
+    nn.Softplus,
+    nn.Hardtanh,
+    nn.Hardswish,
+    nn.Hardsigmoid,
     nn.LSTM,
     nn.GRU,
     nn.RNN,
+    nn.MultiheadAttention,
 )
 """Modules whose outputs :func:`record_activations` records by default."""
 
 
 @contextmanager
 def record_activations(
-    model: nn.Module, kinds: tuple[type[nn.Module], ...] = ACTIVATIONS
+    model: nn.Module, kinds: tuple[type[nn.Module], ...] | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """Collect the outputs of a model's activations as ``[samples, units]``, by module name.
+    """Collect a model's activations as ``[samples, units]``, by module name.
 
-    Outputs of several forward passes are appended; a module that is used at several widths has an entry for each. The
-    units are the last axis or, of four, the second: the channels of images ``[batch, channel, height, width]``.
+    Outputs of several forward passes are appended; a module that is used at several widths has an entry for each. A
+    function such as ``torch.relu`` or ``F.gelu`` is recorded under the module whose forward pass calls it, as
+    ``name.relu``, and the second call of one pass as ``name.relu_2``. The units are the last axis, or the channels after
+    a convolution or a normalisation of channels. Of other tensors with four axes or more, they are the second.
+
+    torch's fast path of transformers skips their modules; it is off while this records.
+
+    Args:
+        model: Any module. If it was compiled, pass the module that it was compiled from.
+        kinds: Record the outputs of these modules, and no functions. ``None``: of :data:`ACTIVATIONS`, and functions.
+
+    Warns:
+        UserWarning: Nothing was recorded.
     """
-    recorded: dict[str, Tensor] = {}
-
-    def recorder(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(module, nn.RNNBase):
-                output = output[0]
-                output = output.data if isinstance(output, nn.utils.rnn.PackedSequence) else output
-            values = output.detach()
-            units_last = values.movedim(1, -1) if values.dim() == 4 else values
-            # A copy: later modules may work in place.
-            rows = units_last.clone().reshape(-1, units_last.shape[-1])
-            units = rows.shape[1]
-            key = name if name not in recorded or recorded[name].shape[1] == units else f"{name} ({units} units)"
-            recorded[key] = torch.cat([recorded[key], rows]) if key in recorded else rows
-
-        return hook
-
-    handles = [m.register_forward_hook(recorder(name)) for name, m in model.named_modules() if isinstance(m, kinds)]
+    recorder = Recorder(model, ACTIVATIONS if kinds is None else kinds, functions=kinds is None)
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    recorder.attach()
     try:
-        yield recorded
+        with recorder.mode or nullcontext():
+            yield recorder.recorded
     finally:
-        for handle in handles:
-            handle.remove()
+        recorder.detach()
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+    if recorder.recorded:
+        return
+    name = type(model).__name__
+    if not recorder.was_called:
+        text = f"nothing was recorded: no forward pass of this {name} ran in the block (call model(inputs), not a copy)"
+    else:
+        text = f"nothing was recorded: this {name} has no activations that are known; choose modules with kinds=(...)"
+    warnings.warn(text, UserWarning, stacklevel=3)
 
 
 def dormant_share(activations: Tensor, threshold: float = 0.0) -> float:
