@@ -111,6 +111,7 @@ def test_what_is_refused(arguments, kind, message):
         agent(**arguments)
 
 
+@pytest.mark.filterwarnings("ignore:variance gradient scaling shrinks:UserWarning")
 @pytest.mark.parametrize(
     ("spelling", "kind", "name"),
     [

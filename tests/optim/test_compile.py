@@ -148,4 +148,4 @@ def test_scaled_gradients_of_the_scaler():
         scalers[id(params[0])].step()
 
     scalers = {}
-    assert_same_course(lambda params: UPGD(params, lr=0.1), prepare=scaled)
+    assert_same_course(lambda params: UPGD(params, lr=0.1, adaptive_noise=True), prepare=scaled)

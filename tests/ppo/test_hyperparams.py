@@ -116,7 +116,8 @@ def test_what_is_not_there_is_not_listed():
     ]
     assert not {"target_kl", "cvar_alpha", "clip_range_vf"} & set(names)
     # UPGD has an entry for momentum in its groups, for torch's schedulers, but no momentum.
-    assert not {"optimizer.momentum", "optimizer.beta1"} & set(small(optimizer_class="upgd").hyperparams)
+    names = small(variance_gradient_scaling=False, optimizer_class="upgd").hyperparams
+    assert not {"optimizer.momentum", "optimizer.beta1"} & set(names)
 
 
 def test_what_has_no_effect_cannot_be_set():
@@ -494,6 +495,15 @@ def test_whatever_happens_the_learning_rate_is_base_times_schedule(scheduled, ac
 # Optimizers
 
 
+def test_upgd_with_scaled_gradients_warns_once():
+    """Not again when it takes its first step."""
+    with pytest.warns(UserWarning, match="variance gradient scaling shrinks") as caught:
+        model = small(optimizer_class="upgd")
+    assert len(caught) == 1
+    model.learn(UPDATE)
+
+
+@pytest.mark.filterwarnings("ignore:variance gradient scaling shrinks:UserWarning")
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

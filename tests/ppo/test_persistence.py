@@ -209,6 +209,7 @@ SCALERS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:variance gradient scaling shrinks:UserWarning")
 @pytest.mark.parametrize("scaler", SCALERS, ids=lambda s: "-".join(s.values()))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_next_update_after_loading_is_the_one_that_would_have_been(optimizer, scaler, tmp_path):

@@ -230,6 +230,7 @@ def flat(policy):
 
 
 class TestOptimizers:
+    @pytest.mark.filterwarnings("ignore:variance gradient scaling shrinks:UserWarning")
     @pytest.mark.parametrize(
         ("name", "kind"),
         [

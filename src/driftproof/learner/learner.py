@@ -123,6 +123,8 @@ class Learner:
         self.policy, self.optimizer, self.vgs = policy, optimizer, vgs
         if vgs is not None and vgs.apply_to == "update":
             vgs.attach(optimizer)
+        if isinstance(optimizer, UPGD):
+            optimizer.check_noise()
         self.return_scale = ReturnScale(device=device) if return_scale is None else return_scale
         self.entropy = EntropySchedule() if entropy is None else entropy
         self.kl_stop = KLStop(None, device=device) if kl_stop is None else kl_stop

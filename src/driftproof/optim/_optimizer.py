@@ -17,6 +17,7 @@ from driftproof.optim._betas import check_agreement
 from driftproof.optim._core import Gate, Group, NoiseReference, Settings, bias_correction, compute_dtype
 from driftproof.optim._foreach import Scratch, pack
 from driftproof.optim._metrics import step_metrics
+from driftproof.optim._noise_ratio import warn_once
 from driftproof.optim._traced import step as traced_step
 from driftproof.optim.functional import upgd_step
 from driftproof.settings.optimizers import BOUNDS, NOISE_DEFAULTS
@@ -62,6 +63,7 @@ class UPGDBase(Optimizer):
     """Names of the two moments in the state, for Adam-like directions."""
     beta_names: ClassVar[dict[str, int]] = {}
     """Options that mean the same as one of the ``betas``, each with its index."""
+    _warned_of_noise = False
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         defaults = {**SHARED_DEFAULTS, **defaults}
@@ -267,6 +269,7 @@ class UPGDBase(Optimizer):
                     self._begin_late(param, missing, group["maximize"], settings, proceed)
         if begun:
             self._pack_state(begun)
+            warn_once(self, begun, stacklevel=7)
 
     def _begin_late(
         self, param: Tensor, names: list[str], maximize: bool, settings: Settings, proceed: Tensor | None

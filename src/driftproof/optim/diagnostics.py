@@ -57,8 +57,8 @@ def record_activations(
 
     Outputs of several forward passes are appended; a module that is used at several widths has an entry for each. A
     function such as ``torch.relu`` or ``F.gelu`` is recorded under the module whose forward pass calls it, as
-    ``name.relu``, and the second call of one pass as ``name.relu_2``. The units are the last axis, or the channels after
-    a convolution or a normalisation of channels. Of other tensors with four axes or more, they are the second.
+    ``name.relu``, and the second call of one pass as ``name.relu_2``. The units are the last axis, or the channels
+    after a convolution or a normalisation of channels. Of other tensors with four axes or more, they are the second.
 
     torch's fast path of transformers skips their modules; it is off while this records.
 

@@ -10,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from driftproof.optim._betas import check_agreement, merge_betas
 from driftproof.optim._core import Gate, NoiseReference
+from driftproof.optim._noise_ratio import warn_once
 from driftproof.optim._optimizer import UPGDBase
 
 
@@ -89,6 +90,13 @@ class UPGD(UPGDBase):
             check_agreement(betas, {"beta_utility": (1, beta_utility, 0.999)})
             defaults["betas"] = betas
         super().__init__(params, defaults)
+
+    def check_noise(self) -> None:
+        """Warn if a variance gradient scaler shrinks the gradients and the noise stays as it is.
+
+        The first step does so too; every optimizer warns once.
+        """
+        warn_once(self, [param for group in self.param_groups for param in group["params"]], stacklevel=3)
 
     def _merge_aliases(self, group: dict[str, Any], present: Mapping[str, Any]) -> None:
         if "betas" in group:

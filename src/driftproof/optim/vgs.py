@@ -18,6 +18,7 @@ from driftproof.optim._gradient_statistics import (
     gradient_totals,
     scale_all,
 )
+from driftproof.optim._noise_ratio import register
 from driftproof.optim._saved import saved_number
 from driftproof.optim._step_scaling import StepScaling
 from driftproof.optim.earlier_states import EARLIER_STATE, is_earlier_state, with_earlier_averages
@@ -198,6 +199,7 @@ class VarianceGradientScaler:
         old, new = self._statistics, GradientStatistics(keys, params, self.statistic)
         new.adopt(old, _sources(old, new, by_name=named and self._named))
         self._statistics, self._named = new, named
+        register(params, self)
         self._history, self._recorded = self._history.to(new.device), self._recorded.to(new.device)
 
     def reset_statistics(self) -> None:
