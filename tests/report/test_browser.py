@@ -7,8 +7,13 @@ import os
 import shutil
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
+from driftproof.backtest import backtest
+from driftproof.backtest.engine import Training
+from driftproof.cli.evaluation import write_json
+from driftproof.envs import Bars
 from driftproof.report import write_report
 from tests.report.folders import HOSTILE, write_hostile
 
@@ -43,7 +48,18 @@ def report(tmp_path_factory):
     result = json.loads((run / "evaluation.json").read_text())
     scope = {"text": f"IN SAMPLE on {HOSTILE[0]}", "in_sample": True}
     (run / "evaluation.json").write_text(json.dumps({**result, "scope": scope}))
+    write_backtest(run)
     return write_report([run], folder / "report.html")
+
+
+def write_backtest(run):
+    """A backtest of ten years, of which training saw six."""
+    times = np.arange("2010-01-01", "2020-01-01", dtype="M8[D]").astype("M8[us]")
+    close = 100 * np.exp(np.cumsum(np.random.default_rng(0).normal(0, 0.01, len(times))))
+    bars = Bars(times, close, close, close, close, close, HOSTILE[0])
+    training = Training((("2010-01-01", "2016-01-01"),), f"trained on {HOSTILE[0]}")
+    targets = {HOSTILE[0]: np.sign(np.sin(np.arange(len(times)) / 9))}
+    write_json(run / "backtest.json", backtest({HOSTILE[0]: bars}, targets, cost=0.001, training=training).to_dict())
 
 
 class Visit:
@@ -99,7 +115,7 @@ def test_every_chart_is_drawn(visit):
             title: chart.getAttribute("aria-label"),
             isPlot: chart.classList.contains("js-plotly-plot"),
             size: [...chart.querySelectorAll("svg.main-svg")].map((svg) => svg.getBoundingClientRect().height)[0],
-            lines: [...chart.querySelectorAll(".scatterlayer .trace, .heatmaplayer image")].length,
+            lines: [...chart.querySelectorAll(".scatterlayer .trace, .barlayer .trace, .heatmaplayer image")].length,
             points: (chart.data || []).filter((trace) => trace.visible !== false)
                 .reduce((sum, trace) => sum + (trace.z || trace.y).flat().filter((y) => y !== null).length, 0),
         }))"""
@@ -168,6 +184,25 @@ def test_findings_and_what_is_in_sample_stand_out(visit):
     assert len(marked) >= 2, "the card and the label of the section"
     assert {colour for colour, _ in marked} == {found[0]["line"]}
     assert all(count > 0 for _, count in marked)
+
+
+def test_a_backtest_shows_what_training_saw_and_can_be_read(visit):
+    """In red what is in sample; figures of the agent within the window, without a date in each row."""
+    section = "document.querySelector('#backtest')"
+    titles = visit.look(
+        f"""[...{section}.querySelectorAll("h3")].map((e) => [e.textContent, e.classList.contains("in-sample")])"""
+    )
+    assert ["IN SAMPLE, 2010-01-01 to 2016-01-01", True] in titles
+    assert ["Out of sample, 2016-01-01 to 2019-12-31", False] in titles
+    assert {"Equity", "Drawdown", "By year", "Position", "At multiples of the costs", "By regime"} <= {
+        title for title, _ in titles
+    }
+    cut = visit.look(
+        f"""[...{section}.querySelectorAll(".scroll tbody tr")].map((row) => row.cells[3].getBoundingClientRect().right
+            > row.closest(".scroll").getBoundingClientRect().right + 1)"""
+    )
+    assert cut
+    assert not any(cut)
 
 
 def test_labels_beside_an_axis_do_not_touch(visit):
