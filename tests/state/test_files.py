@@ -23,6 +23,7 @@ from hypothesis import given, settings
 
 from driftproof.state import (
     CheckpointError,
+    CheckpointStore,
     _atomic,
     _container,
     _reader,
@@ -307,6 +308,14 @@ def test_messages_say_what_a_file_is(tmp_path):
     assert "not a checkpoint" in refused(b"hello", tmp_path)
     with pytest.raises(CheckpointError, match="not a regular file"):
         read(tmp_path)
+
+
+def test_the_name_of_a_checkpoint_is_not_the_checkpoint(tmp_path):
+    store = CheckpointStore(tmp_path / "checkpoints")
+    store.save({"a": torch.zeros(1)}, step=1)
+    with pytest.raises(CheckpointError, match=r"only names the checkpoint to take; use CheckpointStore\(.*latest"):
+        read(tmp_path / "checkpoints" / "latest")
+    assert read(store.latest()).tree.keys() == {"a"}
 
 
 def test_messages_say_what_is_wrong(tmp_path):

@@ -334,7 +334,7 @@ class MemberPerturbation(StatePerturbation):
         attacks: Perturbation of every member, with the same settings.
 
     Raises:
-        ValueError: The attack method has no form for several members.
+        ValueError: The attack method does not support several members.
     """
 
     def __init__(self, attacks: Sequence[StatePerturbation]) -> None:
@@ -342,7 +342,9 @@ class MemberPerturbation(StatePerturbation):
         self.config, self._parts, self.device = first.config, first._parts, first.device
         method = type(first._method)
         if method not in (PGD, FGSM, SGLD):
-            raise ValueError(f"the attack {method.__name__} has no form for several members: use pgd, fgsm or sgld")
+            raise ValueError(
+                f"the attack {method.__name__} does not support several members at once: use pgd, fgsm or sgld"
+            )
         self._sources = [GeneratorDraws(attack.generator) for attack in attacks]
         is_cpu = self.device.type == "cpu"
         self._draws = MemberDraws(self._sources, lambda: self.mask.tolist()) if is_cpu else GeneratorDraws(None)

@@ -284,7 +284,7 @@ class SmoothnessAdversaries(MemberAdversaries):
         adversaries: One adversary for each member.
 
     Raises:
-        ValueError: They differ in their settings, or the attack method has no form for several members.
+        ValueError: They differ in their settings, or the attack method does not support several members.
     """
 
     def __init__(self, adversaries: Sequence[SmoothnessAdversary]) -> None:

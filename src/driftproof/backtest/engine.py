@@ -105,7 +105,7 @@ class Backtest:
         return max(unseen or self.parts, key=lambda part: part.performances[AGENT].bars)
 
     def to_dict(self, points: int = 1000) -> dict[str, Any]:
-        """All numbers as plain values, with at most so many points of each equity curve."""
+        """All numbers as plain values, with at most this many points of each equity curve."""
         return {
             "symbols": self.symbols,
             "cost": self.cost,

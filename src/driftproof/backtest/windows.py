@@ -75,7 +75,7 @@ def _iso(time: np.datetime64) -> str:
 
 
 def rows_between(bars: Bars, start: str, end: str, before: int = 0) -> slice:
-    """Rows of some time, and so many before them."""
+    """Rows of a period, and a given number of rows before them."""
     low, high = np.searchsorted(bars.timestamps, [np.datetime64(start, "us"), np.datetime64(end, "us")]).tolist()
     return slice(max(low - before, 0), high)
 

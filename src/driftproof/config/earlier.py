@@ -90,7 +90,7 @@ GONE = {
     "env.liquidity": Gone(_MARKET),
     "env.spreads": Gone(_MARKET),
     "env.warmup": Gone(_MARKET),
-    "base_config_path": Gone("a configuration stands for itself: copy what is in that file"),
+    "base_config_path": Gone("a configuration cannot include another: copy the settings of that file into it"),
 }
 """Settings without an equivalent, by the place that one of the same purpose would have."""
 

@@ -18,7 +18,7 @@ _RATIOS = np.array([1.5, 2, 3, 4, 5, 6, 7, 8, 10, 15, 20, 25, 50, 100])
 _CLOSE_TO = 0.04
 """A change is taken for a split if it is this close to a ratio, on a logarithmic scale."""
 _UNUSUAL = 8.0
-"""Changes beyond so many times the usual one are suspicious."""
+"""Multiple of the usual change above which a change is suspicious."""
 _SHOWN = 3
 """Rows named for each finding."""
 

@@ -1,6 +1,6 @@
 """Prices of a market whose ways change, and nobody says when.
 
-The market is in one of three regimes, of which observers know nothing. Between bars it may leave for one of the two
+The market is in one of three regimes, which are hidden from observers. Between bars it may leave for one of the two
 others, with equal chances. With ``x`` the logarithm of the price, ``e`` standard normal noise, per bar:
 
 - trend: ``dx = ± trend_drift + volatility · e``, up or down as long as the regime lasts

@@ -151,7 +151,7 @@ def _verify(agent: DistributionalPPO, graph: StepGraph, content: bytes) -> None:
     try:
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # Its exceptions have no class in common.
-        raise ExportError(f"onnxruntime cannot run what was made of the networks: {error}") from error
+        raise ExportError(f"onnxruntime cannot run the exported networks: {error}") from error
     for batch in (1, 3):
         rng = np.random.default_rng(batch)
         states = _nothing(graph, batch)

@@ -62,7 +62,7 @@ class Adversary(Protocol):
         """Adversaries of this kind as one, for the members of a population.
 
         Raises:
-            ValueError: They differ in more than hyper-parameters, or have no such form.
+            ValueError: They differ in more than hyper-parameters, or cannot be combined.
         """
 
     def state_dict(self) -> dict[str, Any]:

@@ -181,7 +181,7 @@ class CalibrationAlarm:
         return False
 
     def restart(self) -> None:
-        """Begin anew after an alarm, but for what is known of the critics."""
+        """Restart after an alarm; the reference of the calibration is kept."""
         self._sums = dict.fromkeys(self._sums, 0.0)
         self._return, self._updates = _Reference(), 0
 

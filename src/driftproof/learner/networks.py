@@ -145,7 +145,7 @@ class HasDenseNetworks(Protocol):
     """Policy whose actor and critics may be nothing but dense layers, on observations or behind a recurrent core."""
 
     def dense_networks(self) -> DenseNetworks | None:
-        """These layers, which then are differentiated without autograd; ``None`` if there is more to them."""
+        """Dense layers that can be differentiated without autograd; ``None`` if the networks have other parts."""
 
     def evaluate_dense(
         self,

@@ -1,7 +1,7 @@
 """Normalisation of observations whose sensors drift.
 
-Running statistics that never forget do not follow a world that changes, and those that forget are led astray by it: a
-policy that fails after a shift visits other states, whose mean is not that of the sensors. The first observations of
+Running statistics that never forget do not follow a changing environment, and those that forget follow the wrong
+observations: a policy that fails after a shift visits other states, which have another mean. The first observations of
 episodes do not depend on the policy. Hence statistics here are anchored on them: when they move, the mean moves along
 at once.
 """
@@ -28,7 +28,7 @@ _CLIP, _CLIP_STARTS = 5.0, 4.0
 _UNCLIPPED = 200
 """Observations before which none is clipped."""
 _FEWEST_STARTS = 8
-"""Episodes before which shifts are not looked for."""
+"""Number of episodes before the search for shifts starts."""
 _START_MEMORY = 200
 """Episodes that the statistics of first observations remember."""
 _WINDOW = 8
@@ -44,7 +44,7 @@ _SMALLEST_BATCH = 32
 _LEAST_STD, _LARGEST_STD, _LARGEST_MEAN = 1 / 3, 3.0, 1.0
 """Networks get sensors with standard deviations and means in between as they are."""
 _FIXED = 1_000
-"""Observations after which that is decided for good."""
+"""Observations after which that decision is final."""
 _LARGEST = 1e38
 """Largest observation, about that of float32: squares of differences must be finite."""
 
@@ -96,23 +96,23 @@ class AnchoredStatistics:
         return np.clip(self.mean * (std / own), -_LARGEST_MEAN, _LARGEST_MEAN), std
 
     def fix(self) -> None:
-        """Decide what to normalise to: sensors as they are now."""
+        """Fix what observations are normalised to: the current statistics."""
         if not self.is_fixed:
             (self.target_mean, self.target_std), self.is_fixed = self._target(), 1
 
     def restart(self) -> None:
-        """Begin anew, for networks that begin anew: soon, only what follows counts."""
+        """Restart the statistics for networks with new weights: soon, only new observations count."""
         self.count, self.is_fixed = min(self.count, float(_UNCLIPPED)), 0
 
     def rewire(self, order: npt.NDArray[np.int64], signs: Array) -> None:
-        """Number ``i`` measures from now on what ``order[i]`` measured, times ``signs[i]``."""
+        """From now on, component ``i`` measures what ``order[i]`` measured, times ``signs[i]``."""
         for name in ("mean", "start_mean", "target_mean", "shift", "recent"):
             setattr(self, name, getattr(self, name)[..., order] * signs)
         for name in ("variance", "start_variance", "target_std"):
             setattr(self, name, getattr(self, name)[order])
 
     def has_shifted(self, start: Array) -> int:
-        """How many of the last first observations, with this one, show a shift; 0: none."""
+        """Number of the latest first observations, this one included, that show a shift; 0: none."""
         if not self._is_settled:
             return 0
         self.recent = np.concatenate((self.recent, start[None]))[-_WINDOW:]
@@ -348,19 +348,19 @@ class ObservationNormalizer:
         self._refresh()
 
     def restart(self) -> None:
-        """Begin anew, with networks that do."""
+        """Restart the statistics, for networks with new weights."""
         for part in self.statistics.values():
             part.restart()
         self._refresh()
 
     def rewire(self, order: npt.NDArray[np.int64], signs: Array) -> None:
-        """Sensor ``i`` measures from now on what ``order[i]`` measured, times ``signs[i]``."""
+        """From now on, sensor ``i`` measures what ``order[i]`` measured, times ``signs[i]``."""
         assert self.sensors is not None
         self.sensors.rewire(order, signs)
         self._refresh()
 
     def forget(self) -> None:
-        """Let new observations count more, after a change of the world."""
+        """Let new observations count more, after a change of the environment."""
         for part in self.statistics.values():
             part.forget()
         self._refresh()

@@ -229,7 +229,7 @@ def dense_networks(networks: Sequence[Sequence[nn.Module]]) -> DenseNetworks | N
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Whether somebody's hooks wait for calls of a module."""
+    """Whether hooks are registered on a module."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )

@@ -28,7 +28,7 @@ class Layer(NamedTuple):
     Attributes:
         watch: Registers a hook that receives the activations ``[..., units]``; returns its handle.
         incoming: Parameters whose rows belong to the units, once or for several gates one after the other.
-        outgoing: Weights whose columns belong to the units, and the biases that are added to what they make.
+        outgoing: Weights whose columns belong to the units, and biases that are added to the outputs of these.
     """
 
     watch: Callable[[Callable[[Tensor], None]], Any]

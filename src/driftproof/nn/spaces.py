@@ -56,7 +56,7 @@ def _numbers(value: Any, path: tuple[Any, ...]) -> int:
     if kind == "Dict":
         keys = [key for key, _ in value["spaces"]]
         if len(set(keys)) != len(keys):
-            raise CheckpointError("the space has a key twice")
+            raise CheckpointError("the space has a duplicate key")
         return sum(_numbers(part, (*path, key)) for key, part in value["spaces"])
     if kind == "Discrete":
         return int(value["n"])

@@ -126,7 +126,7 @@ class StackedPolicy:
             self._call(f"critics.{i}.head", "rescale", old, new)
 
     def _features(self, observation: Observation, leading: int) -> tuple[Tensor, Tensor]:
-        """Features of actor and critics ``[M, ..., features]``, of observations with so many leading axes."""
+        """Features of actor and critics ``[M, ..., features]``, of observations with this many leading axes."""
         features = self._extracted("features_extractor", observation, leading)
         if self.like.critic_features_extractor is None:
             return features, features
@@ -212,10 +212,12 @@ class _Extraction(nn.Module):
 def _check(policy: DistributionalPolicy) -> None:
     """Refuse policies that have parts without a stacked form."""
     if policy.exploration is not None:
-        raise ValueError("use_sde=True has no form for several members: leave it out")
+        raise ValueError("use_sde=True is not supported for several members at once: leave it out")
     cores: list[Core] = [core for core in (policy.actor_core, policy.critic_core) if core is not None]
     for core in cores:
         if type(core) not in (LSTMCore, GRUCore, NoCore):
-            raise ValueError(f"the core {type(core).__name__} has no form for several members: use lstm, gru or none")
+            raise ValueError(
+                f"the core {type(core).__name__} does not support several members at once: use lstm, gru or none"
+            )
     if any(isinstance(module, nn.modules.batchnorm._NormBase) for module in policy.modules()):
-        raise ValueError("batch normalisation has no form for several members: use layer_norm")
+        raise ValueError("batch normalisation is not supported for several members at once: use layer_norm")

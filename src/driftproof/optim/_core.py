@@ -60,7 +60,7 @@ class Settings:
 
 
 COPIED_ELEMENTS = 1 << 16
-"""On a CPU, tensors of up to so many elements in all cost by the operation, and a copy of them in a row is cheaper."""
+"""On a CPU, up to this total number of elements, operations are what costs: concatenating the tensors is cheaper."""
 
 _DERIVED = {
     "params": ("numel",),

@@ -25,7 +25,7 @@ _NEVER_NEGATIVE = ("weight", "energy", "signal", "norms", "largest")
 _FULL_WEIGHT = 1.001
 """Limit of an average's sum of weights, with a margin for rounding."""
 _SMALL = 1 << 13
-"""On a CPU, tensors of up to so many elements cost by the operation, larger ones by the pass over memory."""
+"""On a CPU, up to this many elements, cost grows with the number of operations; above, with memory traffic."""
 
 
 class GradientStatistics:

@@ -134,7 +134,7 @@ def drift(bundles: Sequence[Bundle]) -> Section | Absent:
                     f"Recovery{suffix}: returns are means of the latest hundred episodes, which fall late and little; "
                     "returns of each rollout were not logged."
                 )
-    return Section(title, "How the world changed meanwhile, and how agents recovered.", [*parts, *charts], notes)
+    return Section(title, "How the environment changed, and how agents recovered.", [*parts, *charts], notes)
 
 
 def switches(bundle: Bundle) -> list[Switch]:

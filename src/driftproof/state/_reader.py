@@ -169,6 +169,10 @@ class Reader:
             self._fail(f"is a zip file, but does not begin with {MANIFEST}", "give the path of a checkpoint")
         if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < self.size:
             self._fail("is a bare safetensors file: tensors without the rest of an agent", "give a checkpoint")
+        if start.startswith(b'{"file"'):
+            self._fail(
+                "only names the checkpoint to take", f"use CheckpointStore({os.path.dirname(self.name)!r}).latest()"
+            )
         self._fail("is not a checkpoint, which is a zip file", "give the path of a checkpoint")
 
     def _json(self, text: bytes, what: str) -> Any:

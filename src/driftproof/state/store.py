@@ -99,7 +99,7 @@ class CheckpointStore:
         """Paths of the checkpoints by time of writing: a run may go back to an earlier step."""
         ages = {}
         for path in self.list():
-            with contextlib.suppress(FileNotFoundError):  # removed by another store meanwhile
+            with contextlib.suppress(FileNotFoundError):  # removed by another process in the meantime
                 ages[path] = path.stat().st_mtime_ns
         return sorted(ages, key=ages.__getitem__)
 
@@ -143,7 +143,7 @@ class CheckpointStore:
     def _read(self, path: Path, device: torch.device | str) -> Checkpoint | None:
         try:
             return read(path, device)
-        except FileNotFoundError:  # removed by another store meanwhile
+        except FileNotFoundError:  # removed by another process in the meantime
             return None
         except CheckpointError as error:
             warnings.warn(f"skipped a checkpoint: {error}", stacklevel=4)

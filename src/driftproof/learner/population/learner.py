@@ -1,4 +1,4 @@
-"""One update of all members from their rollouts, with the functions that a single agent's update is made of."""
+"""One update of all members from their rollouts, with the functions of a single agent's update."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class PopulationRollout:
 
     @property
     def experience(self) -> Experience:
-        """What advantages are estimated from."""
+        """Inputs of the advantage estimation."""
         flags = (self.rewards, self.dones, self.truncated, self.valid)
         return Experience(*flags, self.predictions, self.bootstraps, self.last_predictions)
 

@@ -188,7 +188,7 @@ class PopulationState:
         Args:
             targets: Members to overwrite, all different.
             sources: Their donors.
-            reset_optimizer: Do not copy the optimizer's state, but begin anew.
+            reset_optimizer: Reset the optimizer's state instead of copying it.
         """
         into, out_of = (torch.tensor(each).to(self.device, non_blocking=True) for each in (targets, sources))
         for component, storages in self._storages.items():
@@ -292,11 +292,11 @@ def _with_leaves(component: str, state: dict[str, Any], leaves: Mapping[str, Ten
 
 
 def _check(learner: Learner) -> None:
-    """Refuse optimizers without a form for several members."""
+    """Refuse optimizers that do not support several members."""
     if not isinstance(learner.optimizer, UPGD | AdaptiveUPGD | UPGDW):
         raise ArgumentError(
-            f"the optimizer {type(learner.optimizer).__name__} has no form for several members: use adaptive_upgd, "
-            "upgd or upgdw (sigma: 0 is without noise)"
+            f"the optimizer {type(learner.optimizer).__name__} does not support several members at once: use "
+            "adaptive_upgd, upgd or upgdw (sigma: 0 is without noise)"
         )
     if learner.optimizer.param_groups[0]["maximize"]:
-        raise ArgumentError("maximize=True has no form for several members")
+        raise ArgumentError("maximize=True is not supported for several members at once")

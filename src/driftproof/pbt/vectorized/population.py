@@ -305,10 +305,13 @@ def _check(agent: DistributionalPPO, first: DistributionalPPO) -> None:
     """Refuse agents that cannot train as one."""
     if not isinstance(agent.policy, DistributionalPolicy):
         raise ArgumentError(
-            f"{agent.policy_class.__name__} was written for Stable-Baselines3 and has no form for members"
+            f"{agent.policy_class.__name__} was written for Stable-Baselines3 and does not support several members at "
+            "once"
         )
     if type(agent.policy).evaluate is not DistributionalPolicy.evaluate:
-        raise ArgumentError(f"{agent.policy_class.__name__} has its own evaluate(), which has no form for members")
+        raise ArgumentError(
+            f"{agent.policy_class.__name__} has its own evaluate(), which does not support several members at once"
+        )
     for name in ("n_steps", "n_envs", "batch_size", "sequence_length", "value_clip_mode", "mixed_precision"):
         if getattr(agent, name) != getattr(first, name):
             raise ArgumentError(f"members of one population need the same {name}", name)
