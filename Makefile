@@ -11,7 +11,7 @@ test test-all test-busy: export OMP_NUM_THREADS := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-drift demo-plasticity test test-all test-busy test-gpu lint browser docs site bench clean
+.PHONY: demo demo-drift demo-plasticity test test-all test-busy test-gpu test-oldest lint browser docs site bench dist clean
 
 $(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -69,6 +69,20 @@ test-busy: $(INSTALLED)
 test-gpu: $(INSTALLED)
 	$(BIN)/pytest -m gpu
 
+# A selection of tests with the oldest versions that pyproject.toml promises, for which Python 3.10 and 3.11 have wheels.
+# `TORCH=torch==2.13.0` takes another torch with the other oldest versions. On a machine without CUDA, torch's CPU build can be
+# had from an index of its own, PIP_EXTRA_INDEX_URL.
+OLDEST := build/oldest
+TORCH ?=
+test-oldest: export OMP_NUM_THREADS := 1
+test-oldest: export PIP_CONSTRAINT := $(CURDIR)/$(OLDEST)/constraints.txt
+test-oldest:
+	$(PYTHON) -m venv --clear $(OLDEST)
+	PIP_CONSTRAINT= $(OLDEST)/bin/pip install --quiet hypothesis pytest pytest-timeout
+	$(OLDEST)/bin/python scripts/oldest.py $(TORCH) > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/pip install --quiet --editable ".[all]"
+	$(OLDEST)/bin/pytest -q $(SELECTED)
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -112,5 +126,11 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/infer.py --quick
 	$(BIN)/python benchmarks/starting_values.py --quick
 
+# The wheel and the sdist in dist/, checked, and the wheel tried in an empty environment.
+dist:
+	$(PYTHON) -m venv build/release
+	build/release/bin/pip install --quiet build twine
+	build/release/bin/python scripts/dist.py
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from driftproof.ppo import DistributionalPPO
 
     load = DistributionalPPO.load
-
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = [
     "UPGD",
@@ -46,7 +45,9 @@ _PACKAGE_OF = {name: package for package, names in _PACKAGES.items() for name in
 
 
 def __getattr__(name: str) -> Any:
-    if name == "load":
+    if name == "__version__":
+        found = import_module("importlib.metadata").version("driftproof")
+    elif name == "load":
         found = __getattr__("DistributionalPPO").load
     elif name in _PACKAGE_OF:
         found = getattr(import_module(f"driftproof.{_PACKAGE_OF[name]}"), name)

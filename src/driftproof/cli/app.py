@@ -35,7 +35,6 @@ from driftproof.cli.interrupts import interrupts
 app = typer.Typer(
     help="Recurrent distributional PPO that keeps learning when the world changes.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
