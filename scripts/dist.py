@@ -37,8 +37,9 @@ def check_contents(sdist: Path, wheel: Path, folder: Path) -> None:
     """Compare both files with the repository; the wheel was built from the sdist."""
     _run(sys.executable, "-m", "build", "--wheel", "--outdir", folder, ROOT)
     (from_tree,) = folder.glob("*.whl")
-    if contents_of(wheel) != contents_of(from_tree):
-        raise SystemExit("the sdist builds another wheel than the repository does")
+    built, expected = contents_of(wheel), contents_of(from_tree)
+    if differing := [name for name in sorted(built | expected) if built.get(name) != expected.get(name)]:
+        raise SystemExit(f"the sdist builds another wheel than the repository: {', '.join(differing)}")
     tracked = set(_output("git", "ls-files").splitlines())
     with tarfile.open(sdist) as archive:
         names = {member.name.partition("/")[2] for member in archive if member.isfile()}

@@ -68,7 +68,7 @@ def test_uncommitted_changes_and_used_tags_are_refused(repository):
         release.main(["0.2.0"], repository)
     (repository / "new.py").unlink()
     git(repository, "tag", "v0.2.0")
-    with pytest.raises(SystemExit, match="the tag .* exists"):
+    with pytest.raises(SystemExit, match=r"the tag .* exists"):
         release.main(["0.2.0"], repository)
 
 
