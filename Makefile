@@ -74,6 +74,9 @@ test-gpu: $(INSTALLED)
 # had from an index of its own, PIP_EXTRA_INDEX_URL.
 OLDEST := build/oldest
 TORCH ?=
+SELECTED := tests/test_front.py tests/test_requirements.py tests/optim/test_ecosystem.py tests/state/test_files.py \
+	tests/config/test_files.py tests/pbt/test_scheduler.py tests/pbt/test_pb2.py tests/ppo/test_surface.py \
+	tests/ppo/test_persistence.py tests/export tests/report/test_report.py tests/cli/test_products.py
 test-oldest: export OMP_NUM_THREADS := 1
 test-oldest: export PIP_CONSTRAINT := $(CURDIR)/$(OLDEST)/constraints.txt
 test-oldest:
