@@ -192,7 +192,7 @@ def settings_of(definition: type[Any]) -> Mapping[str, Setting]:
 @functools.cache
 def _settings_of(definition: Any) -> Mapping[str, Setting]:
     fields = {each.name: each for each in dataclasses.fields(definition)}
-    hints = get_type_hints(definition)
+    hints = get_type_hints(definition, localns={"KW_ONLY": object})  # which Python 3.10 does not accept as a type
     return {
         name: Setting(name, hints[name], _default(fields[name]), fields[name].metadata["setting"])
         for name in inspect.signature(definition).parameters
