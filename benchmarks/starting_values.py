@@ -123,7 +123,7 @@ def rows(results: Mapping[str, learning.Entry]) -> list[list[str]]:
         entries = [e for e in results.values() if e["name"] == name and e["settings"]["values"] == wanted]
         if not entries:
             continue
-        config = loads(values.text)
+        config = loads(values.text, entries[0]["settings"]["changes"])
         returns = [entry["final"] for entry in entries]
         mean = float(np.mean(returns))
         spread = f" ± {number(np.std(returns, ddof=1), mean)}" if len(returns) > 1 else ""
@@ -145,7 +145,8 @@ def rows(results: Mapping[str, learning.Entry]) -> list[list[str]]:
 def number(value: float, like: float | None = None) -> str:
     """At most three digits, unless there are more before the point; as many decimals as another number has."""
     size = abs(value if like is None else like)
-    return f"{value:,.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2
+    return f"{round(value, digits) + 0.0:,.{digits}f}"  # + 0.0: not -0
 
 
 def put_into_page(table: str) -> None:
