@@ -83,4 +83,7 @@ def test_site_builds_without_warnings_and_has_no_dead_link(tmp_path):
     assert [address for page in pages.values() for address in page.loaded if urlsplit(address).netloc] == []
     missing = [name for name in _public_names() if not any(name in page.anchors for page in pages.values())]
     assert not missing, f"not in the API reference, for want of a docstring or of a page: {missing}"
-    assert not any("arithmatex" in path.read_text() for path in pages), "a formula was not converted"
+    texts = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in pages}
+    assert not any("arithmatex" in text for text in texts.values()), "a formula was not converted"
+    in_blocks = (ROOT / "docs" / "techniques.md").read_text().count("```math")
+    assert texts["techniques.html"].count('display="block"') == in_blocks > 0
