@@ -152,6 +152,33 @@ def test_a_lost_node_loses_no_member(tmp_path):
         cluster.shutdown()
 
 
+@pytest.mark.slow
+def test_a_waiting_member_moves_to_a_node_that_joins(tmp_path):
+    """Two members on one core, until there is a second one; the run ends as soon as both are used."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        ray.init(address=cluster.address, log_to_driver=False, runtime_env=WORKERS)
+        runner = PBTRunner(config(population_size=2), make_agent, 100_000, tmp_path, metric=where, backend="ray")
+
+        def join_then_stop(runner):
+            homes = {member.performance for member in runner.scheduler.members} - {None}
+            if len(cluster.worker_nodes) == 0 and min(runner.updates) >= 2:
+                assert len(homes) == 1
+                cluster.add_node(num_cpus=1)
+            elif len(homes) == 2:
+                runner.stop()
+
+        runner.on_change = join_then_stop
+        runner.run()
+        assert min(runner.updates) >= 4
+        assert not [event for event in runner.scheduler.events if event.kind == "restart"]
+        before = runner.updates
+        assert before == [runner.load_member(member).num_timesteps // 32 for member in range(2)]
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
 def test_places_of_a_cluster():
     nodes = [
         {"Alive": True, "Resources": {"CPU": 3.0, "GPU": 2.0, "memory": 8e9, "tpu": 1.0, "accelerator_type:A100": 1.0}},
