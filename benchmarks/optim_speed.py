@@ -2,6 +2,7 @@
 
     python benchmarks/optim_speed.py                  # about four minutes
     python benchmarks/optim_speed.py --device cuda
+    python benchmarks/optim_speed.py --compiled       # torch.compile(step) against step; minutes to compile
 
 Candidates take turns, and ratios are of the same turn: compare those, not milliseconds of different runs.
 """
@@ -209,6 +210,38 @@ def cuda_steps(rounds: int) -> list[str]:
     return sections
 
 
+def compiled_steps(rounds: int, models: list[str]) -> list[str]:
+    """Steps under ``torch.compile`` against the same steps without, after warm-up."""
+    builders = {
+        name: OPTIMIZERS[name]
+        for name in (BASELINE, "UPGD", "UPGD, noise", "AdaptiveUPGD", "AdaptiveUPGD, noise", "UPGDW, noise")
+    } | {"UPGDW": lambda p: UPGDW(p, sigma=0.0)}
+    # Each optimizer is one more compilation of the same function.
+    torch._dynamo.config.recompile_limit = 64
+    sections = []
+    for model_name in models:
+        candidates: dict[str, Callable[[], object]] = {}
+        for name, build in builders.items():
+            for how in ("eager", "compiled"):
+                torch.manual_seed(0)
+                step = build(with_gradients(MODELS[model_name](), "cpu")).step
+                # AdamW's step has a graph break of torch's own.
+                compiled = torch.compile(step, fullgraph=name != BASELINE) if how == "compiled" else step
+                compiled()
+                candidates[f"{name}, {how}"] = compiled
+        times = common.alternate(candidates, rounds, repeats=10)
+        rows = [
+            [name]
+            + [f"{1e3 * np.median(times[f'{name}, {how}']):.3f}" for how in ("eager", "compiled")]
+            + [f"{common.ratio(times, f'{name}, compiled', f'{name}, eager'):.2f}×"]
+            for name in sorted(builders)
+        ]
+        title = f"{model_name}, CPU, {torch.get_num_threads()} threads"
+        columns = ["step", "eager ms", "compiled ms", "compiled to eager"]
+        sections.append(common.show_table(title, columns, rows))
+    return sections
+
+
 def capture(step: Callable[[], object]) -> torch.cuda.CUDAGraph:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -248,10 +281,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="torch threads on the CPU")
     parser.add_argument("--rounds", type=int, default=24, help="turns of each candidate")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--compiled", action="store_true", help="compare with torch.compile, on the CPU")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["MLP", "LSTM agent"], help="for --compiled")
     arguments = parser.parse_args()
     command = " ".join(["python benchmarks/optim_speed.py", *sys.argv[1:]])
     if arguments.device == "cuda":
         common.write_result("optim_speed_cuda", command, cuda_steps(arguments.rounds))
+        return
+    if arguments.compiled:
+        torch.set_num_threads(arguments.threads[0])
+        common.write_result("optim_speed_compiled", command, compiled_steps(arguments.rounds, arguments.models))
         return
     sections = []
     for threads in arguments.threads:

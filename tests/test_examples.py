@@ -18,6 +18,7 @@ SAYS = {
     "own_loop": "update 2: episodes of",
     "real_prices": "buying and holding",
     "robust_agent": "trained against attacks",
+    "transformer_on_drift": "last fifth of tasks",
 }
 
 

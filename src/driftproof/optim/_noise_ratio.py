@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
@@ -20,7 +20,7 @@ MESSAGE = (
     'apply_to="update" in the scaler, or sigma=0'
 )
 
-_scalers = WeakIdKeyDictionary()
+_scalers: Any = WeakIdKeyDictionary()
 """Parameters whose gradients are scaled, each with a reference to its scaler."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, get_args
@@ -74,13 +75,23 @@ class UPGDBase(Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters; its options are checked like those of the constructor."""
+        """Add a group of parameters; its options are checked like those of the constructor.
+
+        Raises:
+            NotImplementedError: A parameter is a ``DTensor``, such as those of FSDP2.
+        """
         _validate({**self.defaults, **param_group})
         param_group = dict(param_group)
         aliases = {name: (i, param_group.get(name), None) for name, i in self.beta_names.items()}
         check_agreement(param_group.get("betas"), aliases)
         self._merge_aliases(param_group, self.defaults)
         super().add_param_group(param_group)
+        if any(map(_is_sharded, self.param_groups[-1]["params"])):
+            self.param_groups.pop()
+            raise NotImplementedError(
+                f"{type(self).__name__} does not support DTensor parameters, such as those of FSDP2: the gate compares "
+                "the utilities of all weights, which no process has. Use DistributedDataParallel"
+            )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -363,6 +374,11 @@ def _addresses(group: Group) -> list[int]:
 
 def _gradients(params: list[Tensor], maximize: bool) -> list[Any]:
     return [-p.grad for p in params if p.grad is not None] if maximize else [p.grad for p in params]
+
+
+def _is_sharded(param: Tensor) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")  # Not imported where nobody uses it.
+    return module is not None and isinstance(param, module.DTensor)
 
 
 def _step_device(param: Tensor, capturable: bool) -> torch.device:
