@@ -65,6 +65,44 @@ def test_semicolons_with_decimal_commas_and_tabs(tmp_path):
         load_market_data(path)
 
 
+def test_the_newest_row_may_be_first(tmp_path):
+    path = write(tmp_path / "prices.csv", "Date,Open,High,Low,Close,Volume", DAYS[::-1])
+    assert load_market_data(path)["prices"].timestamps.astype("M8[D]").tolist() == DAYS
+    checked = check_market_data(path)
+    assert checked.refusal is None
+    assert "the newest row is first; rows are read in the order of time" in checked.notes
+    lines = [
+        f"{day},{symbol},{i},{i},{i},{i}" for symbol in "ab" for i, day in zip((5, 4, 3, 2, 1), DAYS[::-1], strict=True)
+    ]
+    path.write_text("\n".join(["Date,Symbol,Open,High,Low,Close", *lines]))
+    for bars in load_market_data(path).values():
+        assert bars.close.tolist() == [1, 2, 3, 4, 5]
+    # Neither way round: that is an error, which names the row of the file.
+    with pytest.raises(MarketDataError, match=r"row 3: .*sort rows by time"):
+        load_market_data(write(path, "Date,Open,High,Low,Close", [DAYS[1], DAYS[0], DAYS[2]], cells="1,1,1,1"))
+    # A wrong cell is named by its place in the file, not by its place in time.
+    path.write_text("Date,Open,High,Low,Close\n2024-01-03,1,1,1,1\n2024-01-02,1,1,1,-1\n2024-01-01,1,1,1,1\n")
+    with pytest.raises(MarketDataError, match="row 3"):
+        load_market_data(path)
+
+
+def test_numbers_as_web_sites_show_them(tmp_path):
+    path = tmp_path / "prices.csv"
+    rows = [
+        '"Dec 31, 2018","$1,010.50","$1,020","$1,000.25","$1,015","45.2M"',
+        '"Jan 2, 2019",999,999,999,999,"1,234,567"',
+    ]
+    path.write_text("\n".join(["Date,Open,High,Low,Close/Last,Volume", *rows]))
+    bars = load_market_data(path)["prices"]
+    assert [array[0] for array in bars.prices] == [1010.5, 1020, 1000.25, 1015, 45.2e6]
+    assert bars.volume[1] == 1_234_567
+    assert check_market_data(path).dates == "Mon DD, YYYY"
+    for wrong in ("1,2", "$", "1.2.3", "12,34,567"):
+        path.write_text(f'Date,Open,High,Low,Close\n2024-01-02,1,1,1,"{wrong}"\n')
+        with pytest.raises(MarketDataError, match=r"row 2: close '.*' is not a number"):
+            load_market_data(path)
+
+
 @pytest.mark.parametrize("name", ["Ticker", "symbol", "Name", "INSTRUMENT"])
 def test_columns_of_symbols_are_recognised(tmp_path, name):
     path = tmp_path / "prices.csv"
@@ -153,6 +191,8 @@ FORMATS = {
     "%d %b %Y": "DD Mon YYYY",
     "%d-%b-%Y": "DD Mon YYYY",
     "%m/%d/%Y 12:00 AM": "MM/DD/YYYY",
+    "%d %B %Y": "DD Mon YYYY",
+    "%b %d %Y": "Mon DD, YYYY",
 }
 
 
@@ -315,9 +355,9 @@ def test_a_check_finds_everything_at_once(tmp_path):
     )
     found = check_market_data(path)
     text = str(found)
-    assert "1 highs below open or close: row 52" in text
-    assert "1 gaps longer than 3 days: row 302" in text
-    assert "1 bars with a volume of 0: row 9" in text
-    assert "1 changes that look like splits not adjusted for: row 202" in text
+    assert "highs below open or close: 1, in row 52" in text
+    assert "gaps longer than 3 days: 1, in row 302" in text
+    assert "bars with a volume of 0: 1, in row 9" in text
+    assert "changes that look like splits not adjusted for: 1, in row 202" in text
     assert found.refusal is not None
     assert found.refusal.startswith("row 52: high is below")

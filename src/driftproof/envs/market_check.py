@@ -137,7 +137,7 @@ def _summary(
             which = np.flatnonzero(wrong) + shift
             shown = ", ".join(str(row) for row in rows[which[:_SHOWN]])
             more = "" if len(which) <= _SHOWN else f" and {len(which) - _SHOWN:,} more"
-            findings.append(Finding(severity, f"{len(which):,} {what}: row {shown}{more}"))
+            findings.append(Finding(severity, f"{what}: {len(which):,}, in row {shown}{more}"))
 
     twice = "bars of the same time as the one before"
     if unused and "symbol" not in columns:

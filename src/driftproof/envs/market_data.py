@@ -301,4 +301,5 @@ def _text(time: np.datetime64) -> str:
 
 
 def _span(step: np.timedelta64) -> str:
-    return str(datetime.timedelta(microseconds=int(step.astype("timedelta64[us]").astype(np.int64))))
+    text = str(datetime.timedelta(microseconds=int(step.astype("timedelta64[us]").astype(np.int64))))
+    return text.removesuffix(", 0:00:00")

@@ -23,6 +23,9 @@ from driftproof.envs.periods import frequency_of, is_same_frequency, seconds_of
 Rows = npt.NDArray[np.int64]
 
 _DECIMAL = re.compile(r"\s*-?\d+,\d+\s*")
+_DECORATED = re.compile(r"\s*(?P<sign>-?)[$€£¥]?(?P<digits>\d{1,3}(?:,\d{3})+|\d+)(?P<rest>\.\d*)?(?P<unit>[KMB]?)\s*")
+"""Numbers as web sites show them: $1,234.50, and 12.5M shares."""
+_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 _STEPS_TO_JUDGE = 8
 """Steps of a stream after which its frequency is judged by their median."""
 
@@ -62,7 +65,8 @@ def load_market_data(
 
     Columns are recognised by their names (:data:`driftproof.envs.market_columns.SPELLINGS`), in any order, among
     others; ``volume`` may be missing. Without a column of symbols, the market is called after the file. Rows of one
-    symbol are in time's order. :func:`driftproof.envs.check_market_data` shows how a file is read.
+    symbol are in time's order, oldest or newest first. :func:`driftproof.envs.check_market_data` shows how a file is
+    read.
 
     Args:
         path: ``.csv`` or ``.parquet``.
@@ -153,6 +157,9 @@ def read_table(
     found, kept = _long_columns(layout, cells, times, place)
     notes = _adjusted(found, adjust, path)
     found.pop("adjusted", None)
+    if (oldest_first := _oldest_first(found)) is not None:
+        found, kept = {name: values[oldest_first] for name, values in found.items()}, kept[oldest_first]
+        notes.append("the newest row is first; rows are read in the order of time")
     if "volume" not in found:
         notes.append("no volume: train with env.kwargs.features={volume: false}")
     if time_format.is_guess:
@@ -194,6 +201,22 @@ def _long_columns(layout: Columns, cells: Mapping[int, Any], times: Any, place: 
         parts.append(part)
     found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
     return found, found.pop("row")
+
+
+def _oldest_first(found: Mapping[str, Any]) -> Rows | None:
+    """The order of rows in which each market's oldest is first, if every market's newest is; else ``None``.
+
+    Two rows could as well be in the wrong order by mistake.
+    """
+    times = found["timestamp"]
+    symbols = found.get("symbol", np.zeros(len(times), dtype=np.int64))
+    order = np.arange(len(times))
+    for symbol in dict.fromkeys(symbols.tolist()):
+        which = np.flatnonzero(symbols == symbol)
+        if len(which) < 3 or not (np.diff(times[which]).astype(np.int64) < 0).all():
+            return None
+        order[which] = which[::-1]
+    return order
 
 
 def _adjusted(found: dict[str, Any], adjust: bool | None, path: Path) -> list[str]:
@@ -375,13 +398,19 @@ def _numbers(name: str, cells: Any, place: Place, which: Any = slice(None)) -> n
     try:
         return np.array(list(map(float, cells)))
     except ValueError:
-        for i, cell in enumerate(cells):
-            try:
-                float(cell)
-            except ValueError as error:
-                what = f"{cell!r} is not a number" if cell.strip() else "is empty"
-                raise place.error(i, f"{name} {what}") from error
-        raise
+        return np.array([_decorated(name, cell, place, i) for i, cell in enumerate(cells)])
+
+
+def _decorated(name: str, cell: str, place: Place, i: int) -> float:
+    """A number that may have a currency sign, thousands separators and a unit."""
+    try:
+        return float(cell)
+    except ValueError as error:
+        if (match := _DECORATED.fullmatch(cell)) is not None:
+            digits = match["sign"] + match["digits"].replace(",", "") + (match["rest"] or "")
+            return float(digits) * _UNITS[match["unit"]]
+        what = f"{cell!r} is not a number" if cell.strip() else "is empty"
+        raise place.error(i, f"{name} {what}") from error
 
 
 def _read_parquet(path: Path, names: Mapping[str, str]) -> tuple[Columns, dict[int, Any], Rows]:

@@ -27,13 +27,17 @@ _FORMATS = {
     "year first": r"(?P<Y>\d{4})(?P<x>[-/.])(?P<m>\d\d)(?P=x)(?P<d>\d\d)",
     "digits": r"(?P<Y>\d{4})(?P<m>\d\d)(?P<d>\d\d)",
     "two first": r"(?P<a>\d{1,2})(?P<x>[-/.])(?P<b>\d{1,2})(?P=x)(?P<Y>\d{4})",
-    "month by name": r"(?P<d>\d{1,2})[- ](?P<name>[A-Za-z]{3})[- ](?P<Y>\d{4})",
+    "month by name": r"(?P<d>\d{1,2})[- ](?P<name>[A-Za-z]{3,9})[- ](?P<Y>\d{4})",
+    "month by name first": r"(?P<name>[A-Za-z]{3,9}) (?P<d>\d{1,2}),? (?P<Y>\d{4})",
     "epoch": r"(?P<epoch>\d{9,19})(?:\.(?P<f>\d{1,9}))?",
 }
 _PATTERNS = {
     name: re.compile(pattern if name == "epoch" else pattern + _CLOCK + _OFFSET) for name, pattern in _FORMATS.items()
 }
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTHS = (
+    *("january", "february", "march", "april", "may", "june"),
+    *("july", "august", "september", "october", "november", "december"),
+)
 _UTC = ("Z", "UTC", "GMT", "+00:00", "-00:00", "+0000", "-0000", "+00", "-00")
 _EPOCHS = ((1e11, "seconds", 10**6), (1e14, "milliseconds", 10**3), (1e17, "microseconds", 1))
 """Units of times since 1970, by their size; seconds below 1e11 reach to the year 5138."""
@@ -42,7 +46,7 @@ _QUARTER = 15 * 60 * 10**6
 _FIRST, _LAST = np.datetime64("0001-01-02", "us"), np.datetime64("9999-12-30", "us")
 _LONGEST = 48
 """Characters of a timestamp."""
-_EXAMPLES = "2024-01-31, 2024-01-31T09:30:00Z, 31.01.2024, 01/31/2024 or seconds since 1970"
+_EXAMPLES = "2024-01-31, 2024-01-31T09:30:00Z, 31.01.2024, 01/31/2024, Jan 31, 2024 or seconds since 1970"
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ def parse_times(
         "digits": "YYYYMMDD",
         "two first": f"DD{mark}MM{mark}YYYY" if order[0] else f"MM{mark}DD{mark}YYYY",
         "month by name": "DD Mon YYYY",
+        "month by name first": "Mon DD, YYYY",
     }[kind]
     return times, TimeFormat(written, zone_told, *order)
 
@@ -162,7 +167,7 @@ def _values(match: re.Match[str], table: npt.NDArray[np.uint8], rows: npt.NDArra
         if name == "x":
             values[name] = ord(text)
         elif name == "name":
-            values["m"] = _MONTHS.index(text.lower()) + 1 if text.lower() in _MONTHS else 0
+            values["m"] = 1 + next((i for i, month in enumerate(_MONTHS) if text.lower() in (month, month[:3])), -1)
         elif name == "half":
             values[name] = 1 if text.lower() == "am" else 2
         elif name == "offset":
@@ -211,8 +216,9 @@ def _order(fields: dict[str, Integers], texts: Stamps, place: Place, day_first: 
         return True, False  # Where dates are written with dots, the day is first.
     # Rows are in the order of time: often only one of the two readings is.
     in_order = [
-        bool((np.diff(fields["Y"] * 10_000 + fields[month] * 100 + fields[day]) >= 0).all())
+        bool((steps >= 0).all() or (steps <= 0).all())
         for day, month in (("a", "b"), ("b", "a"))
+        for steps in (np.diff(fields["Y"] * 10_000 + fields[month] * 100 + fields[day]),)
     ]
     if in_order[0] != in_order[1]:
         return in_order[0], False
