@@ -91,7 +91,8 @@ def write_population(path, members=4, updates=12, interval=2, seed=0):
             statistics = scheduler.statistics()
             signs = {"best_performance": statistics["best_performance"], "mean_performance": returns.mean()}
             signs |= {"exploit_success_rate": statistics["exploit_success_rate"] or 0.0, "diversity/learning_rate": 0.3}
-            folder.log(None, [{"step": update * members, **{f"population/{k}": float(v) for k, v in signs.items()}}])
+            signs = {f"population/{k}": float(v) for k, v in signs.items()}
+            folder.log(None, [{"step": update * members, "time/time_elapsed": 2.0 * update, **signs}])
     write_events(path / "population.json", scheduler.events)
     return path
 

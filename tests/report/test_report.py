@@ -337,7 +337,12 @@ def test_the_summary_tells_the_main_things(tmp_path):
     ):
         assert fact in text
     population = write_report([write_population(tmp_path / "many")], tmp_path / "many.html").read_text()
-    for fact in ("<dt>Best training return</dt>", "<dt>Members</dt><dd>4", "<dt>Take-overs</dt><dd>"):
+    for fact in (
+        "<dt>Best training return</dt>",
+        "<dt>Members</dt><dd>4",
+        "<dt>Take-overs</dt><dd>",
+        '<dt>Time</dt><dd>24 s<small class="word">',
+    ):
         assert fact in population
 
 

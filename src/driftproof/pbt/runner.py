@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -125,6 +126,7 @@ class PBTRunner:
         if _saved is not None:
             with self._folder.explaining():
                 self._load(_saved)
+        self._began = 0.0
         self._live: set[int] = set()
         self._busy: set[int] = set()
         self._failures = [0] * self.config.population_size
@@ -230,6 +232,7 @@ class PBTRunner:
         size = self.config.population_size
         shared = (self._make_agent, self._metric, size, self.total_updates, strategy, self._make_callback)
         work = Work(*shared, self.synchronous)
+        self._began = time.monotonic()
         try:
             self._backend.start(work)  # First, so that no folder is created for a run that cannot start.
             with self._folder.locked():
@@ -327,7 +330,8 @@ class PBTRunner:
         if due:
             scheduler = self.scheduler
             signs = vital_signs(scheduler.statistics(), scheduler.members, scheduler.events)
-            self._folder.log(None, [{"step": sum(self.updates), **signs}])
+            elapsed = time.monotonic() - self._began
+            self._folder.log(None, [{"step": sum(self.updates), "time/time_elapsed": elapsed, **signs}])
         # Last: after an interruption, a slice that is not in the state yet is trained and logged again.
         self._save()
         return due

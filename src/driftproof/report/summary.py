@@ -103,10 +103,9 @@ def _origin(run: Run) -> list[tuple[str, str]]:
 
 
 def _seconds(run: Run) -> float | None:
-    """How long an agent that trained alone took; a member's clock is not the population's."""
-    if run.is_population:
-        return None
-    (life,) = run.members.values()
+    """How long the training took."""
+    # A member's clock is not the population's.
+    life = run.population if run.is_population else next(iter(run.members.values()))
     _, elapsed = life.column("time/time_elapsed")
     # The clock begins anew when a training is resumed.
     total = sum(now for now, then in pairwise([*elapsed, 0.0]) if then < now)
