@@ -57,7 +57,7 @@ def figures(seconds, closes, targets, cost, financing):
         "bars_per_year": n / years,
         "simple_return": math.exp(log_return) - 1,
         "log_return": log_return,
-        "annual_return": math.exp(log_return / years) - 1,
+        "annual_return": math.exp(log_return / years) - 1 if years >= 0.25 else None,
         "volatility": deviation * scale,
         "sharpe": ratio * scale,
         "sharpe_error": error * scale,

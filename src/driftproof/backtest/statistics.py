@@ -22,6 +22,8 @@ _DRAWS = 2000
 _DAY: np.timedelta64 = np.timedelta64(1, "D")
 _NOTHING = 1e-14
 """Deviations of returns below this are rounding."""
+_SHORTEST = 0.25
+"""Years from which a return per year is given: what a few weeks compound to in a year is no forecast."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Performance:
         bars_per_year: Bars per year.
         simple_return: Simple return of the whole time.
         log_return: Logarithmic return of the whole time.
-        annual_return: Simple return per year, compounded.
+        annual_return: Simple return per year, compounded; ``None`` for less than a quarter of a year.
         volatility: Standard deviation of simple returns, per year.
         sharpe: Sharpe ratio, per year; ``None`` where returns do not vary.
         sharpe_error: Its standard error.
@@ -59,7 +61,7 @@ class Performance:
     bars_per_year: float
     simple_return: float
     log_return: float
-    annual_return: float
+    annual_return: float | None
     volatility: float
     sharpe: float | None
     sharpe_error: float | None
@@ -96,7 +98,7 @@ def performance(account: Account) -> Performance:
         bars_per_year=per_year,
         simple_return=math.expm1(log_return),
         log_return=log_return,
-        annual_return=math.expm1(log_return / years),
+        annual_return=math.expm1(log_return / years) if years >= _SHORTEST else None,
         volatility=float(returns.std(ddof=1)) * scale,
         sharpe=None if ratio is None else ratio * scale,
         sharpe_error=None if error is None else error * scale,

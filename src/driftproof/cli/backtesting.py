@@ -178,7 +178,7 @@ def show(result: Backtest) -> None:
         say(f"\n{where}, by {title}\n{table(rows, 1)}")
     rows = [["costs", "log-return", "per year", "Sharpe", "drawdown", "costs paid"]]
     for name, per in part.costs.items():
-        numbers = [f"{per.log_return:+.2%}", f"{per.annual_return:+.2%}", _ratio(per.sharpe, None)]
+        numbers = [f"{per.log_return:+.2%}", _signed(per.annual_return), _ratio(per.sharpe, None)]
         rows.append([name, *numbers, f"{per.max_drawdown:.1%}", f"{per.costs:.2%}"])
     say(f"\n{where}, at multiples of the costs\n{table(rows, 1)}")
 
@@ -211,7 +211,7 @@ _ROWS = (
 
 def _cells(each: Performance) -> list[str]:
     return [
-        *(f"{value:+.2%}" for value in (each.simple_return, each.log_return, each.annual_return)),
+        *map(_signed, (each.simple_return, each.log_return, each.annual_return)),
         f"{each.volatility:.2%}",
         _ratio(each.sharpe, each.sharpe_error),
         _ratio(each.sortino, each.sortino_error),
@@ -228,6 +228,10 @@ def _ratio(value: float | None, error: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:+.2f}" + ("" if error is None else f" ± {error:.2f}")
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.2%}"
 
 
 def _percent(value: float | None) -> str:

@@ -29,7 +29,7 @@ class _Performance(BaseModel):
     last: _Name
     bars: Annotated[int, Field(ge=2, le=10**12)]
     log_return: _Number
-    annual_return: _Number
+    annual_return: _Number | None
     volatility: _Number
     sharpe: _Number | None
     sharpe_error: _Number | None
@@ -204,7 +204,7 @@ def _figures(run: Run, bundles: Sequence[Bundle], test: Backtest) -> list[Table]
         rows = []
         for name, each in part.performances.items():
             rest = [f"{each.turnover:.1f}", f"{each.costs + each.financing:.1%}"]
-            shares = [f"{each.log_return:+.1%}", f"{each.annual_return:+.1%}", f"{each.volatility:.1%}"]
+            shares = [f"{each.log_return:+.1%}", _annual(each), f"{each.volatility:.1%}"]
             rows.append([name, *shares, _sharpe(each), f"{each.max_drawdown:.0%}", *rest])
         caption = "Sharpe ratio: per year, with its standard error. Costs: of trading and of short positions."
         tables.append(Table(titled(_when(part), run, bundles), head, rows, caption, span=0))
@@ -228,12 +228,13 @@ def _sharpe(each: _Performance) -> str:
     return "–" if each.sharpe is None else f"{each.sharpe:+.2f}{error}"
 
 
+def _annual(each: _Performance) -> str:
+    return "–" if each.annual_return is None else f"{each.annual_return:+.1%}"
+
+
 def _cost_table(run: Run, bundles: Sequence[Bundle], test: Backtest) -> Table:
     part = _main(test)
-    rows = [
-        [factor, f"{each.annual_return:+.1%}", _sharpe(each), f"{each.costs:.1%}"]
-        for factor, each in part.costs.items()
-    ]
+    rows = [[factor, _annual(each), _sharpe(each), f"{each.costs:.1%}"] for factor, each in part.costs.items()]
     head = ["costs", "per year", "Sharpe", "paid"]
     caption = f"{_when(part)}: the same positions."
     return Table(titled("At multiples of the costs", run, bundles), head, rows, caption, span=1)
