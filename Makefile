@@ -84,7 +84,7 @@ test-oldest:
 	PIP_CONSTRAINT= $(OLDEST)/bin/pip install --quiet hypothesis pytest pytest-timeout
 	$(OLDEST)/bin/python scripts/oldest.py $(TORCH) > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/pip install --quiet --editable ".[all]"
-	$(OLDEST)/bin/pytest -q $(SELECTED)
+	$(OLDEST)/bin/pytest -q -W ignore::DeprecationWarning $(SELECTED)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

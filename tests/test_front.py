@@ -10,8 +10,8 @@ HEAVY = ("torch", "numpy", "gymnasium", "stable_baselines3", "pydantic", "rich",
 
 def test_importing_takes_no_time_and_nothing_heavy():
     assert output_of(f"import sys, driftproof; print([name for name in {HEAVY} if name in sys.modules])") == "[]"
-    # Beside other processes any one of these may be slow.
-    timed = "import time; start = time.perf_counter(); import driftproof; print(time.perf_counter() - start)"
+    # Processor time, since other processes take turns with it.
+    timed = "import time; start = time.process_time(); import driftproof; print(time.process_time() - start)"
     assert min(float(output_of(timed)) for _ in range(5)) < 0.05
 
 
@@ -37,7 +37,7 @@ def test_importing_again_registers_once():
         "print(sum(name.startswith('driftproof/') for name in gymnasium.registry), "
         "[f for f in sys.meta_path if type(f).__module__.startswith('driftproof')])"
     )
-    assert output_of(code) == "2 []"
+    assert output_of(code) == "5 []"
 
 
 @pytest.mark.parametrize("name", driftproof.__all__)

@@ -221,7 +221,7 @@ def test_memory_stays_flat_over_repeated_learns():
         tracemalloc.stop()
     assert live_tensors() == before
     # What Python keeps for reuse; to keep one dict for each of the 128 steps would be twice as much.
-    assert grown < 50_000
+    assert grown < 60_000
 
 
 @pytest.mark.parametrize("optimizer", ["adaptive_upgd", "adam"])
