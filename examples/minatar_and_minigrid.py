@@ -51,3 +51,7 @@ def register() -> None:
 
 
 register()
+
+if __name__ == "__main__":
+    for family in ("MinAtar/", "Vector/MiniGrid-"):
+        print(f"{sum(name.startswith(family) for name in gym.registry)} environments {family}*")

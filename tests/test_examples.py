@@ -13,6 +13,7 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 ARGUMENTS = {"made_up_prices": ["prices.csv"]}
 SAYS = {
     "drift_demo": "picture: drift_demo.png",
+    "minatar_and_minigrid": "environments Vector/MiniGrid-*",
     "made_up_prices": "written to prices.csv",
     "own_environment": "page: room.html",
     "own_loop": "update 2: episodes of",
@@ -22,7 +23,14 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+SLOW = ("drift_demo", "own_environment", "real_prices", "robust_agent")
+"""The documentation's tutorials, which are always tested, run much of the same code."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else []) for path in EXAMPLES],
+)
 def test_runs(path, tmp_path):
     command = [sys.executable, str(path), *ARGUMENTS.get(path.stem, ["--quick"])]
     code, output, errors = processes.run(command, cwd=tmp_path)

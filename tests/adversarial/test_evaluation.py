@@ -319,6 +319,7 @@ def test_an_environment_that_was_made_here_is_closed(monkeypatch):
 
 
 class TestLearnedAdversary:
+    @pytest.mark.slow
     def test_learns_to_mislead(self, agents):
         """Better than chance, though it knows nothing of the victim's networks."""
         model = agents["MlpPolicy"]

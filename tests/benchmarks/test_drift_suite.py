@@ -323,6 +323,7 @@ def _same_threads_afterwards():
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_same_threads_afterwards")
 def test_an_oracle_is_new_at_every_switch(tmp_path, monkeypatch):
     made = []

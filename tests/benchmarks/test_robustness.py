@@ -87,6 +87,7 @@ def _same_threads_afterwards():
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_same_threads_afterwards")
 def test_a_real_run_through_the_file(tmp_path, monkeypatch, capsys):
     small = {"n_steps": 32, "batch_size": 64, "n_epochs": 1}

@@ -73,6 +73,7 @@ def test_the_same_drift_continues_afterwards(runs, capsys):
     assert call(capsys, "evaluate", "drifting", "--runs-dir", runs)[1] == before
 
 
+@pytest.mark.slow
 def test_another_drift(runs, capsys, tmp_path):
     """Random, in episodes and in other processes."""
     drift = "env.drift=[{kind: reward_scale, schedule: {kind: random_walk, low: 1, high: 9, deviation: 2}}]"

@@ -86,7 +86,12 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+SLOW = ("GRU, shared, two layers, positions", "no memory, switches, atoms")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in NETWORKS]
+)
 def test_file_and_agent_agree(name, tmp_path):
     policy, observations, actions, networks = NETWORKS[name]
     if networks.get("value_head") == "categorical":

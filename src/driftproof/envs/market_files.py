@@ -355,9 +355,9 @@ def _records(source: Path | str, lines: Iterable[str]) -> Iterator[list[str]]:
     """
     row, rest = 0, iter(lines)
     try:
-        top = next(rest, "")
-        separator = "," if "," in top else next((mark for mark in ";\t" if mark in top), ",")
-        for cells in csv.reader(itertools.chain([top] if top else [], rest), strict=True, delimiter=separator):
+        top = list(itertools.islice(rest, 1))
+        separator = next((mark for mark in ",;\t" for line in top if mark in line), ",")
+        for cells in csv.reader(itertools.chain(top, rest), strict=True, delimiter=separator):
             row += 1
             if separator == ";" and row > 1:
                 cells = [cell.replace(",", ".") if _DECIMAL.fullmatch(cell) else cell for cell in cells]
