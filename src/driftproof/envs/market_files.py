@@ -17,15 +17,13 @@ import numpy.typing as npt
 from driftproof._requirements import require
 from driftproof.envs.market_columns import Columns, find_columns, is_time
 from driftproof.envs.market_data import PRICES, Bars, Gap, MarketDataError, Place, check_bars, from_columns
+from driftproof.envs.market_numbers import read_numbers
 from driftproof.envs.market_times import TimeFormat, parse_times, time_zone, to_utc
 from driftproof.envs.periods import frequency_of, is_same_frequency, seconds_of
 
 Rows = npt.NDArray[np.int64]
 
 _DECIMAL = re.compile(r"\s*-?\d+,\d+\s*")
-_DECORATED = re.compile(r"\s*(?P<sign>-?)[$€£¥]?(?P<digits>\d{1,3}(?:,\d{3})+|\d+)(?P<rest>\.\d*)?(?P<unit>[KMB]?)\s*")
-"""Numbers as web sites show them: $1,234.50, and 12.5M shares."""
-_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 _STEPS_TO_JUDGE = 8
 """Steps of a stream after which its frequency is judged by their median."""
 
@@ -192,7 +190,7 @@ def _long_columns(layout: Columns, cells: Mapping[int, Any], times: Any, place: 
             # Markets side by side do not all begin on the same day.
             which = np.flatnonzero([any(row) for row in zip(*(cells[i] for i in names.values()), strict=True)])
         here = Place(place.source, place.rows[which])
-        part: dict[str, Any] = {name: _numbers(name, cells[i], here, which) for name, i in names.items()}
+        part: dict[str, Any] = {name: read_numbers(name, cells[i], here, which) for name, i in names.items()}
         part |= {"timestamp": times[which], "row": here.rows}
         if symbol is not None:
             part["symbol"] = np.full(len(here.rows), symbol, dtype=object)
@@ -284,7 +282,9 @@ def read_bars(
         if time_format.is_guess:
             raise place.error(0, f"{stamp!r} could be day first or month first; pass day_first, or --day-first")
         day_first = time_format.day_first
-        numbers = {each: _numbers(each, [cells[places[each]]], place) for each in (*PRICES, "volume") if each in places}
+        numbers = {
+            each: read_numbers(each, [cells[places[each]]], place) for each in (*PRICES, "volume") if each in places
+        }
         numbers.setdefault("volume", np.full(1, np.nan))
         name = str(_symbols([cells[places["symbol"]]], place)[0]) if "symbol" in places else symbol
         bar = Bars(times, **numbers, symbol=name)
@@ -387,30 +387,6 @@ def _symbols(cells: Sequence[str], place: Place) -> Any:
     if "" in cells:
         raise place.error(list(cells).index(""), "symbol is empty")
     return np.array(cells, dtype=object)
-
-
-def _numbers(name: str, cells: Any, place: Place, which: Any = slice(None)) -> npt.NDArray[np.float64]:
-    if isinstance(cells, np.ndarray):
-        numbers: npt.NDArray[np.float64] = cells[which].astype(np.float64)
-        return numbers
-    if not isinstance(which, slice):
-        cells = [cells[i] for i in which]
-    try:
-        return np.array(list(map(float, cells)))
-    except ValueError:
-        return np.array([_decorated(name, cell, place, i) for i, cell in enumerate(cells)])
-
-
-def _decorated(name: str, cell: str, place: Place, i: int) -> float:
-    """A number that may have a currency sign, thousands separators and a unit."""
-    try:
-        return float(cell)
-    except ValueError as error:
-        if (match := _DECORATED.fullmatch(cell)) is not None:
-            digits = match["sign"] + match["digits"].replace(",", "") + (match["rest"] or "")
-            return float(digits) * _UNITS[match["unit"]]
-        what = f"{cell!r} is not a number" if cell.strip() else "is empty"
-        raise place.error(i, f"{name} {what}") from error
 
 
 def _read_parquet(path: Path, names: Mapping[str, str]) -> tuple[Columns, dict[int, Any], Rows]:

@@ -129,15 +129,25 @@ def in_sample(run: Evidence) -> Finding | NotChecked | None:
     )
 
 
+def _baseline(run: Evidence, *names: str) -> Score | None:
+    """The first evaluated baseline of these names, if there is one and the agent's return is finite."""
+    found = next((score for score in run.evaluation[1:] if score.name in names), None)
+    return found if found is not None and math.isfinite(run.evaluation[0].mean) else None
+
+
+def _is_clear(agent: Score, baseline: Score) -> bool:
+    """Whether the agent's interval is below the baseline's; neither is a single number."""
+    return agent.high < baseline.low and all(score.low < score.high for score in (agent, baseline))
+
+
 def worse_than_baseline(run: Evidence) -> Finding | NotChecked | None:
     """Whether the agent does no better than random play, or in a market than staying flat."""
-    found = next((score for score in run.evaluation[1:] if score.name in ("random", "flat")), None)
-    if found is None or not math.isfinite(run.evaluation[0].mean):
+    if (found := _baseline(run, "random", "flat")) is None:
         return NOT_CHECKED
     agent = run.evaluation[0]
     if agent.mean > found.mean:
         return None
-    is_clear = agent.high < found.low and all(score.low < score.high for score in (agent, found))
+    is_clear = _is_clear(agent, found)
     return Finding(
         "alarm" if is_clear else "warning",
         f"Worse than {'random play' if found.name == 'random' else 'staying flat'}",
@@ -153,13 +163,12 @@ def worse_than_baseline(run: Evidence) -> Finding | NotChecked | None:
 
 def worse_than_holding(run: Evidence) -> Finding | NotChecked | None:
     """Whether an agent in a market earns no more than buying and holding."""
-    found = next((score for score in run.evaluation[1:] if score.name == "buy and hold"), None)
-    if found is None or not math.isfinite(run.evaluation[0].mean):
+    if (found := _baseline(run, "buy and hold")) is None:
         return NOT_CHECKED
     agent = run.evaluation[0]
     if agent.mean > found.mean:
         return None
-    is_clear = agent.high < found.low and all(score.low < score.high for score in (agent, found))
+    is_clear = _is_clear(agent, found)
     return Finding(
         "warning",
         "No better than buying and holding",
