@@ -8,7 +8,7 @@ import torch
 from stable_baselines3.common.env_util import make_vec_env
 
 from driftproof.learner import learner
-from driftproof.learner.response import renew, restart_optimizer
+from driftproof.learner.renewal import renew, restart_optimizer
 from driftproof.ppo import DistributionalPPO
 
 pytestmark = pytest.mark.gpu

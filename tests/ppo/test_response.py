@@ -7,7 +7,7 @@ import pytest
 import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
 
-from driftproof.learner.response import restart_optimizer
+from driftproof.learner.renewal import restart_optimizer
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import CheckpointError, compare
 

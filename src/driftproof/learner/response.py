@@ -1,6 +1,6 @@
 """The response to a drift alarm: it grows for as long as returns stay low, up to a restart from fresh weights.
 
-:class:`DriftResponse` decides, from the mean return of completed episodes; the functions below it act on the learner.
+:class:`DriftResponse` decides, from the mean return of completed episodes; ``renewal.py`` has what it does to the learner.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from driftproof.learner.alarm import LARGEST_RETURN, CalibrationAlarm
+from driftproof.learner.renewal import renew, restart_optimizer, rewire, soften
 from driftproof.learner.rewiring import LARGEST, Starts, TransitionModel
 from driftproof.learner.rollout import Rollout
 from driftproof.nn.normalization import WHOLE
-from driftproof.nn.types import Rewiring
 from driftproof.state import Stateful, copy_tree
 from driftproof.state.schema import Rule, check, count, fail, items, like, number, optional, table
 
@@ -373,56 +370,6 @@ class DriftResponse:
         if self.model is not None:
             self.model.load_state_dict(own.pop("model"))
         self._progress = _Progress(**own)
-
-
-@torch.no_grad()
-def restart_optimizer(learner: Learner) -> None:
-    """Restart the optimizer's moments and the statistics of variance gradient scaling."""
-    for state in learner.optimizer.state.values():
-        for name, value in state.items():
-            if isinstance(value, Tensor):
-                value.zero_()  # In place: a captured CUDA graph goes on with these tensors.
-            elif isinstance(value, int | float) and not isinstance(value, bool):
-                state[name] = type(value)(0)
-    if learner.vgs is not None:
-        learner.vgs.reset_statistics()
-    learner.tensors_were_replaced()
-
-
-@torch.no_grad()
-def soften(learner: Learner) -> None:
-    """Move heads and last layers halfway to fresh ones."""
-    policy = learner.policy
-    for own, fresh in zip(policy.last_parameters(), policy.fresh().last_parameters(), strict=True):
-        own.lerp_(fresh.to(own), 0.5)
-
-
-@torch.no_grad()
-def rewire(learner: Learner, found: Rewiring) -> None:
-    """Reorder weights, and what belongs to them, for sensors and actions that were reordered or inverted."""
-    policy, initial = learner.policy, learner.initial_weights
-    if initial is not None:
-        own = copy_tree(policy.state_dict())
-        policy.load_state_dict({**own, **initial.state_dict()})
-        policy.rewire(found)
-        initial.load_state_dict(dict(policy.named_parameters()))
-        policy.load_state_dict(own)
-    policy.rewire(found)
-    if learner.normalizer is not None:
-        learner.normalizer.rewire(found.sensors, found.sensor_signs)
-
-
-@torch.no_grad()
-def renew(learner: Learner) -> None:
-    """Replace all weights by fresh ones, and restart the scale of returns and the KL penalty, which belong to them."""
-    learner.policy.load_state_dict(learner.policy.fresh().state_dict())
-    learner.return_scale.restart()
-    if learner.normalizer is not None:
-        learner.normalizer.restart()
-    if learner.initial_weights is not None:
-        learner.initial_weights.load_state_dict(dict(learner.policy.named_parameters()))
-    if learner.kl_penalty is not None:
-        learner.kl_penalty.load_state_dict(learner.kl_penalty.initial_state_dict())
 
 
 def _rule(part: Stateful) -> Rule:
