@@ -205,6 +205,13 @@ def row(
     }
 
 
+def what(measured: dict[str, Any]) -> tuple[Any, ...]:
+    """What was measured, in the order of the tables."""
+    if "units" not in measured:
+        return measured["environment"], measured["form"]
+    return measured["units"], PRODUCTS.index(measured["products"]), measured["kind"] != "single", measured["members"]
+
+
 def forget(device: str) -> None:
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -311,14 +318,10 @@ def main(arguments: list[str] | None = None) -> None:
     results: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}
     measures = {"environments": environments, "population": population}
     for part in [] if options.report else options.parts:
-        # What has been measured with other networks stays.
-        results[part] = [
-            each
-            for each in results.get(part, [])
-            if "units" in each and (each["units"] not in options.units or each["products"] not in options.products)
-        ]
         for measured in measures[part](options):
-            results[part].append(measured)
+            # What has been measured of others stays.
+            others = [each for each in results.get(part, []) if what(each) != what(measured)]
+            results[part] = sorted([*others, measured], key=what)
             kept.write_text(json.dumps({**results, "machine": machine()}, indent=1))
     sections = report(results)
     if folder is not None:
