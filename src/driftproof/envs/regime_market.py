@@ -98,6 +98,6 @@ def regime_bars(
     """
     check_count("rows", rows, at_least=1)
     path = simulate(Noise.draw(np.random.default_rng(seed), rows), regime_parameters(parameters))
-    first = np.datetime64("2000-01-01", "h")
-    times = np.arange(first, first + rows).astype("datetime64[us]")
+    hours = np.arange(rows).astype("timedelta64[h]")
+    times = (np.datetime64("2000-01-01", "h") + hours).astype("datetime64[us]")
     return Bars(times, *path[:5], symbol=symbol)
