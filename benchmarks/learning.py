@@ -236,6 +236,19 @@ def train(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Entry:
         "final": float(np.mean(finals)),
         "steps_per_second": round(model.num_timesteps / seconds, 1),
         "curve": curve(episodes.steps, episodes.returns, run.steps),
+        **alarms(model),
+    }
+
+
+def alarms(model: BaseAlgorithm) -> dict[str, int]:
+    """Drift alarms, all of them false in these tasks, and updates in which they might have been raised."""
+    alarm = getattr(getattr(model, "learner", None), "drift_alarm", None)
+    if alarm is None:
+        return {}
+    return {
+        "alarms": alarm.alarms,
+        "recovered": model.learner.drift_response.recoveries,
+        "updates": model.counters.n_updates,
     }
 
 

@@ -11,7 +11,7 @@ from driftproof.learner.renewal import restart_optimizer
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import CheckpointError, compare
 
-from .changing import ENVS, LENGTH, STEPS, agent_in, learned, rooms
+from .changing import ENVS, LENGTH, STEPS, Metrics, agent_in, learned, rooms
 
 CHANGE, AGAIN = 40, 75
 """Updates at which the world changes."""
@@ -74,6 +74,33 @@ def test_nothing_is_replaced_if_returns_come_back():
     assert metrics.column("drift/episode_return")[-1] > 0.9 * LENGTH
 
 
+class Spoils(Metrics):
+    """Inverts what the policy prefers after some updates, as training that fails may do."""
+
+    def _on_rollout_start(self):
+        super()._on_rollout_start()
+        if self.num_timesteps == CHANGE * UPDATE:
+            with torch.no_grad():
+                for parameter in self.model.policy.action_net.parameters():
+                    parameter.neg_()
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_spoiled_weights_give_way_to_the_last_good_ones_and_no_alarm_is_raised(policy):
+    agent, metrics = responding({0: "right"}, policy=policy), Spoils()
+    agent.learn((CHANGE + 12) * UPDATE, metrics, log_interval=None)
+    returns, trials = metrics.column("drift/episode_return"), metrics.column("drift/trial")
+    check = trials.index(1)
+    assert CHANGE <= check <= CHANGE + 5
+    assert trials[check + 1 :] == [0] * len(trials[check + 1 :])
+    assert returns[check] < LENGTH / 2
+    assert min(returns[check + 1 :]) > 0.9 * LENGTH
+    assert metrics.alarms() == []
+    assert not any(metrics.column("drift/level"))
+    assert metrics.column("drift/recovered")[-1] == 1
+    assert agent.learner.drift_response.archive == []
+
+
 def test_exploration_rises_with_the_alarm_and_fades():
     metrics = learned(responding({0: "right", CHANGE: "poor", CHANGE + 3: "right"}), CHANGE + 26)
     floors = [floor or 0.0 for floor in metrics.column("train/exploration_floor")]
@@ -87,22 +114,24 @@ def test_exploration_rises_with_the_alarm_and_fades():
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
 def test_former_weights_return_with_their_world(policy):
     metrics = learned(responding({0: "right", CHANGE: "wrong", AGAIN: "right"}, policy=policy), AGAIN + 8)
-    trial = metrics.column("drift/trial").index(1)
+    trials = metrics.column("drift/trial")
+    trial = trials.index(1, AGAIN)
     assert AGAIN < trial <= AGAIN + 3
-    assert metrics.column("drift/trial")[trial + 1 :] == [0] * len(metrics.column("drift/trial")[trial + 1 :])
+    assert trials[trial:] == [1, 1] + [0] * (len(trials) - trial - 2), "the last good weights, then those of the first"
     returns = metrics.column("drift/episode_return")
-    assert returns[trial] < LENGTH / 2
-    assert min(returns[trial + 1 :]) > 0.9 * LENGTH
+    assert max(returns[trial : trial + 2]) < LENGTH / 2
+    assert min(returns[trial + 2 :]) > 0.9 * LENGTH
     assert metrics.column("drift/archived")[CHANGE - 1] == 0
     assert metrics.column("drift/archived")[-1] == 1, "those of the second world remain"
 
 
 def test_weights_that_do_not_fit_are_put_back():
     agent = responding({0: "right", CHANGE: "wrong", AGAIN: "poor"})
-    metrics = learned(agent, AGAIN + 4)
+    metrics = learned(agent, AGAIN + 5)
     trials = metrics.column("drift/trial")
-    assert sum(trials) == 1
-    assert metrics.column("drift/level")[trials.index(1) + 1] == 1
+    first = trials.index(1, AGAIN)
+    assert trials[first : first + 3] == [1, 1, 0]
+    assert metrics.column("drift/level")[first + 2] == 1
     assert len(agent.learner.drift_response.archive) == 2
 
 
@@ -110,7 +139,7 @@ def test_archive_is_bounded():
     agent = responding({0: "right", CHANGE: "wrong", AGAIN: "poor"}, drift_worlds=1)
     metrics = learned(agent, AGAIN + 4)
     assert metrics.column("drift/archived")[-1] == 1
-    assert sum(metrics.column("drift/trial")) == 0
+    assert sum(metrics.column("drift/trial")) == 2, "only the last good weights act, to see whether the world changed"
 
 
 def told(agent):

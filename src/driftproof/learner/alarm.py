@@ -150,7 +150,7 @@ class CalibrationAlarm:
         return max(self._return.std, _LEAST_DROP * gained, _ROUNDING * abs(typical), 1e-12)
 
     def update(self, calibration: float, rollout: Rollout) -> bool:
-        """Take the numbers of an update; returns whether the alarm is raised.
+        """Take the numbers of an update; returns whether returns are so low that the world seems to have changed.
 
         Args:
             calibration: Result of :func:`calibration`.
@@ -172,13 +172,16 @@ class CalibrationAlarm:
             bound = _LARGEST_DEVIATION["return"] if episodes >= _FEW_EPISODES else _OF_FEW
             self._add("return", min(bound, (self._return.mean_or(mean_return) - mean_return) / self.noise))
         if self.cusum > 1:
-            self.alarms += 1
             return True
         if self.cusum <= _SUSPICIOUS:
             self._calibration.observe(calibration, self.memory)
             if mean_return is not None:
                 self._return.observe(mean_return, self.memory)
         return False
+
+    def dismiss(self) -> None:
+        """Clear the sums: the world has not changed, and the references are still right."""
+        self._sums = dict.fromkeys(self._sums, 0.0)
 
     def restart(self) -> None:
         """Restart after an alarm; the reference of the calibration is kept."""
@@ -190,7 +193,6 @@ class CalibrationAlarm:
         known = {"drift/episode_return": self.mean_return, "drift/typical_return": self.typical_return}
         return {
             "drift/cusum": self.cusum,
-            "drift/alarms": float(self.alarms),
             **{name: value for name, value in known.items() if value is not None},
         }
 

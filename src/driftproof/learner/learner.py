@@ -229,14 +229,16 @@ class Learner:
         """Look for drift, and respond to it; returns metrics of it."""
         if self.drift_alarm is None:
             return {}
-        is_raised = self.drift_alarm.update(numbers["drift/calibration"], rollout)
-        metrics = {"drift/alarm": float(is_raised), **self.drift_alarm.metrics()}
-        if self.drift_response is not None:
-            self.weights_were_replaced = self.drift_response.update(self, self.drift_alarm, is_raised, rollout)
-            metrics |= self.drift_response.metrics()
-        if is_raised:
-            self.drift_alarm.restart()
-        return metrics
+        alarm, response = self.drift_alarm, self.drift_response
+        is_raised = alarm.update(numbers["drift/calibration"], rollout)
+        metrics = alarm.metrics()
+        if response is not None:
+            is_raised, self.weights_were_replaced = response.update(self, alarm, is_raised, rollout)
+            metrics |= response.metrics()
+        elif is_raised:
+            alarm.restart()
+        alarm.alarms += is_raised
+        return metrics | {"drift/alarm": float(is_raised), "drift/alarms": float(alarm.alarms)}
 
     def estimate(self, rollout: Rollout, settings: UpdateSettings) -> Estimates:
         """Values, advantages and returns from the critics' predictions during the rollout."""

@@ -1,6 +1,6 @@
 """The response to a drift alarm: it grows for as long as returns stay low, up to a restart from fresh weights.
 
-:class:`DriftResponse` decides, from the mean return of completed episodes; ``renewal.py`` has what it does to the learner.
+:class:`DriftResponse` decides, from the mean return of completed episodes; ``renewal.py`` has what it does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from driftproof.learner.rewiring import LARGEST, Starts, TransitionModel
 from driftproof.learner.rollout import Rollout
 from driftproof.nn.normalization import WHOLE
 from driftproof.state import Stateful, copy_tree
-from driftproof.state.schema import Rule, check, count, fail, items, like, number, optional, table
+from driftproof.state.schema import Rule, check, count, fail, flag, items, like, number, optional, table
 
 if TYPE_CHECKING:
     from driftproof.learner.learner import Learner, UpdateSettings
@@ -48,6 +48,8 @@ class _Progress:
         waited: Updates since then.
         stuck: Windows in a row without improvement.
         exploration: Share of the additional exploration that has not faded yet.
+        checking: Whether it is still to be found out whether the world has changed at all.
+        matched: Whether reordered weights have been tried since the suspicion.
         trial: Index of the archived weights that are being tried; ``None``: none.
         trials: Index behind the last archived weights to try.
         rewired: How many of the first ones to try are the last good weights with sensors or actions reordered.
@@ -62,6 +64,8 @@ class _Progress:
     waited: int = 0
     stuck: int = 0
     exploration: float = 0.0
+    checking: bool = False
+    matched: bool = False
     trial: int | None = None
     trials: int = 0
     rewired: int = 0
@@ -70,7 +74,10 @@ class _Progress:
 class DriftResponse:
     """Response to the alarm, in levels.
 
-    While there is no suspicion, the last good weights are kept. On an alarm:
+    While there is no suspicion, the last good weights are kept. When the alarm's sums exceed its threshold, these act
+    for one rollout, reordered first if that explains the transitions. If they earn what they used to as they were,
+    the world has not changed, but training has spoiled the present weights: the good ones stay, and no alarm is
+    raised. If they do not:
 
     - Archived weights of earlier worlds are tried, one rollout each, and adopted if they earn at least half of
       what they used to. The weights before the alarm join the archive.
@@ -98,6 +105,8 @@ class DriftResponse:
         """Model of the world's steps; ``None``: sensors and actions are not looked at."""
         self.rewirings = 0
         """How often reordered sensors or actions were adopted."""
+        self.recoveries = 0
+        """How often the last good weights were taken back in a world that had not changed."""
         self.archive: list[dict[str, Any]] = []
         """Weights of earlier worlds with their typical ``return``, oldest first."""
         self._good: dict[str, Any] | None = None
@@ -129,8 +138,14 @@ class DriftResponse:
         floor = settings.exploration_floor + self.exploration * share
         return settings._replace(exploration_floor=floor) if share > 0 else settings
 
-    def update(self, learner: Learner, alarm: CalibrationAlarm, is_raised: bool, rollout: Rollout) -> bool:
-        """Respond to what the alarm has seen in an update; returns whether other weights act from now on."""
+    def update(
+        self, learner: Learner, alarm: CalibrationAlarm, is_suspicious: bool, rollout: Rollout
+    ) -> tuple[bool, bool]:
+        """Respond to what the alarm has seen in an update.
+
+        Returns:
+            Whether the world is now known to have changed, and whether other weights act from now on.
+        """
         now = self._progress
         if self.model is not None and learner.normalizer is not None:
             recorded = learner.normalizer.recorded(rollout.steps)
@@ -139,17 +154,17 @@ class DriftResponse:
         now.exploration = max(0.0, now.exploration - 1 / _FADE)
         if now.trial is not None:
             return self._judge(learner, alarm)
-        if is_raised:
-            return self._begin(learner, alarm)
+        if is_suspicious:
+            return self._check(learner, alarm)
         if now.level:
-            return self._grow(learner, alarm)
+            return False, self._grow(learner, alarm)
         typical, mean = alarm.typical_return, alarm.mean_return
         is_usual = typical is not None and (mean is None or mean >= typical - alarm.noise)
         if is_usual and self.model is not None:
             self.model.learn()
         if is_usual and alarm.cusum == 0:
             self._good = {**self._world(), "return": typical}
-        return False
+        return False, False
 
     def metrics(self) -> dict[str, float]:
         """Numbers of the response, by the names that are logged."""
@@ -158,36 +173,52 @@ class DriftResponse:
             "drift/trial": float(self._progress.trial is not None),
             "drift/archived": float(len(self.archive)),
             "drift/rewired": float(self.rewirings),
+            "drift/recovered": float(self.recoveries),
         }
 
-    def _begin(self, learner: Learner, alarm: CalibrationAlarm) -> bool:
-        """Archive the last good weights, then try others, or go to level 1."""
+    def _check(self, learner: Learner, alarm: CalibrationAlarm) -> tuple[bool, bool]:
+        """Let reordered weights act, if any explain the world, then the last good ones, as they were."""
         before, after = alarm.typical_return, alarm.mean_return
         assert before is not None
         after = before if after is None else after
-        trials = len(self.archive)
-        if self._good is not None:
-            self.archive.append({**self._good, "return": before})
-            del self.archive[: max(0, len(self.archive) - self.worlds)]
-            trials = max(0, len(self.archive) - 1)
         untrained = alarm.untrained
         if untrained is not None and before - untrained <= 2 * alarm.noise:
             untrained = None  # The agent began with weights that were trained before.
         floor = after if untrained is None else untrained
-        self._progress = now = _Progress(before=before, floor=floor, untrained=untrained, previous=after)
-        held = {**self._world(), "return": before}
-        rewired = self._rewired(learner)
-        self.archive[:0] = rewired
-        self._good, now.rewired, now.trials = None, len(rewired), trials + len(rewired)
-        if not now.trials:
-            return self._to_level_1(learner)
-        self._held = held
-        return self._try(learner, alarm, 0)
+        self._progress = now = _Progress(
+            before=before, floor=floor, untrained=untrained, previous=after, exploration=self._progress.exploration
+        )
+        self._held, good = {**self._world(), "return": before}, self._good
+        if good is None:
+            return True, self._begin(learner, alarm)
+        rewired = self._rewired(learner, good)
+        self.archive[:0] = [*rewired, {**good, "return": before}]
+        self._good, now.checking, now.matched = None, True, bool(rewired)
+        now.rewired, now.trials = len(rewired), len(rewired) + 1
+        return False, self._try(learner, alarm, 0)
 
-    def _rewired(self, learner: Learner) -> list[dict[str, Any]]:
+    def _begin(self, learner: Learner, alarm: CalibrationAlarm, good: dict[str, Any] | None = None) -> bool:
+        """Respond to a world that has changed: archive the last good weights, then try others, or go to level 1."""
+        now, rewired = self._progress, []
+        now.checking = False
+        if good is not None:
+            rewired = [] if now.matched else self._rewired(learner, good)
+            self._archive(good)
+        others = len(self.archive) - (good is not None and self.worlds > 0)
+        self.archive[:0] = rewired
+        now.rewired, now.trials = len(rewired), len(rewired) + others
+        alarm.restart()
+        if now.trials:
+            return self._try(learner, alarm, 0)
+        return self._to_level_1(learner, alarm)
+
+    def _archive(self, good: dict[str, Any]) -> None:
+        self.archive.append(good)
+        del self.archive[: max(0, len(self.archive) - self.worlds)]
+
+    def _rewired(self, learner: Learner, good: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The last good weights for sensors or actions in orders that explain the world now."""
-        good = self._good
-        if self.model is None or good is None:
+        if self.model is None:
             return []
         before = good["observations"][WHOLE]
         worlds = []
@@ -203,46 +234,61 @@ class DriftResponse:
         """Act with archived weights in the next rollout."""
         now = self._progress
         now.trial, now.waited = index, 0
+        recent = [] if self.model is None else self.model.recent
         self._put(self.archive[index])
+        if self.model is not None and now.checking and not now.matched:
+            self.model.recent = recent  # The world may have changed some rollouts ago.
         self._replaced(learner, alarm)
         return True
 
-    def _judge(self, learner: Learner, alarm: CalibrationAlarm) -> bool:
+    def _judge(self, learner: Learner, alarm: CalibrationAlarm) -> tuple[bool, bool]:
         """Adopt the archived weights that acted, or try the next ones, or go to level 1 with the former weights."""
         now, mean = self._progress, alarm.mean_return
         assert now.trial is not None
         now.waited += 1
         if mean is None and now.waited < _LONGEST_TRIAL:
-            return False
-        floor = min(now.floor, now.previous)
-        if mean is not None and mean >= (floor + self.archive[now.trial]["return"]) / 2:
+            return False, False
+        is_check = now.checking and not now.rewired
+        floor = now.previous if is_check else min(now.floor, now.previous)
+        is_adopted = mean is not None and mean >= (floor + self.archive[now.trial]["return"]) / 2
+        if is_check:
+            good = self.archive.pop(0)
+            if is_adopted:
+                self.recoveries += 1
+                alarm.dismiss()
+                return False, self._end()
+            if mean is not None and mean > now.previous:
+                self._held, now.previous = {**self._world(), "return": now.before}, mean
+            return True, self._begin(learner, alarm, good)
+        if is_adopted:
             del self.archive[: now.rewired]
+            if now.checking:
+                self._archive(self.archive.pop(0))
             if now.rewired:
                 self.rewirings += 1
             else:
                 del self.archive[now.trial]
             alarm.restart()
-            return self._end()
+            return now.checking, self._end()
         following = now.trial + 1
         if now.rewired:
             del self.archive[0]
             now.rewired, now.trials, following = now.rewired - 1, now.trials - 1, 0
         if following < now.trials:
-            return self._try(learner, alarm, following)
+            return False, self._try(learner, alarm, following)
+        return False, self._to_level_1(learner, alarm)
+
+    def _to_level_1(self, learner: Learner, alarm: CalibrationAlarm) -> bool:
+        """Go on with the weights from before all trials, and with fresh statistics."""
         assert self._held is not None
         self._put(self._held)
-        self._held, now.trial = None, None
+        self._held, self._progress.trial, self._progress.waited = None, None, 0
         self._replaced(learner, alarm)
-        self._to_level_1(learner)
-        return True
-
-    def _to_level_1(self, learner: Learner) -> bool:
         self._raise(1)
         learner.return_scale.forget()
         if learner.normalizer is not None:
             learner.normalizer.forget()
-        restart_optimizer(learner)
-        return False
+        return True
 
     def _grow(self, learner: Learner, alarm: CalibrationAlarm) -> bool:
         """End the response once returns are back, or go to the next level if they do not improve."""
@@ -301,7 +347,8 @@ class DriftResponse:
     def _replaced(self, learner: Learner, alarm: CalibrationAlarm) -> None:
         """After all weights were replaced, restart what belongs to the former ones."""
         restart_optimizer(learner)
-        alarm.restart()
+        if not self._progress.checking:
+            alarm.restart()
         alarm.episodes.weights_were_replaced()
 
     def _world(self) -> dict[str, Any]:
@@ -320,7 +367,7 @@ class DriftResponse:
         """Archived weights, the last good ones, and where the response stands. Settings are not part of it."""
         state = {"archive": list(self.archive), "good": self._good, "held": self._held, **asdict(self._progress)}
         model = {} if self.model is None else {"model": self.model.state_dict()}
-        return {**state, "rewirings": self.rewirings, **model}
+        return {**state, "rewirings": self.rewirings, "recoveries": self.recoveries, **model}
 
     def check_state_dict(self, state_dict: Any) -> None:
         """Raise a ``CheckpointError`` unless this is the state of a response with such networks."""
@@ -341,10 +388,13 @@ class DriftResponse:
             "waited": count(),
             "stuck": count(),
             "exploration": number(at_least=0, at_most=1),
+            "checking": flag,
+            "matched": flag,
             "trial": optional(count()),
             "trials": count(),
             "rewired": count(),
             "rewirings": count(),
+            "recoveries": count(),
             **model,
         }
         check("drift_response", state_dict, table(rules))
@@ -366,7 +416,7 @@ class DriftResponse:
         self.check_state_dict(state_dict)
         own = copy_tree(dict(state_dict))
         self.archive, self._good, self._held = own.pop("archive"), own.pop("good"), own.pop("held")
-        self.rewirings = own.pop("rewirings")
+        self.rewirings, self.recoveries = own.pop("rewirings"), own.pop("recoveries")
         if self.model is not None:
             self.model.load_state_dict(own.pop("model"))
         self._progress = _Progress(**own)
