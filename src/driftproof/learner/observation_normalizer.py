@@ -23,6 +23,8 @@ from driftproof.state.schema import Rule, check, count, number, numbers, table
 Array = npt.NDArray[np.float64]
 
 _EPSILON = 1e-8
+_CONSTANT = 1e-12
+"""Variance up to which a sensor has not moved: the smallest that single precision shows of numbers near 1."""
 _CLIP, _CLIP_STARTS = 5.0, 4.0
 """Standard deviations beyond which observations count less; they may be from before a shift is noticed."""
 _UNCLIPPED = 200
@@ -43,6 +45,11 @@ _TRIAL = 256
 _SMALLEST_BATCH = 32
 _LEAST_STD, _LARGEST_STD, _LARGEST_MEAN = 1 / 3, 3.0, 1.0
 """Networks get sensors with standard deviations and means in between as they are."""
+_LARGEST_AMPLIFIED = 1.5
+"""Deviation that sensors of a small scale are amplified to, at most."""
+_LEAST_TARGET = 1e-7
+_LARGEST_GROWN = 1.0
+"""Standard deviation up to which a normalised sensor may grow because of what the policy does."""
 _FIXED = 1_000
 """Observations after which that decision is final."""
 _LARGEST = 1e38
@@ -68,6 +75,8 @@ class AnchoredStatistics:
         """Episodes in the variance and in the mean of starts; the latter begins anew after a shift."""
         self.target_mean, self.target_std, self.is_fixed = np.zeros(size), np.ones(size), 0
         """What observations are normalised to, and whether it has been decided."""
+        self.largest = np.zeros(size)
+        """Largest deviation from the mean until then."""
         self.recent = np.zeros((0, size))
         """The last first observations."""
         self.shift, self.on_trial = np.zeros(size), 0
@@ -79,8 +88,8 @@ class AnchoredStatistics:
 
     @property
     def std(self) -> Array:
-        """Standard deviation."""
-        return np.sqrt(self.variance + _EPSILON)
+        """Standard deviation; 1 of sensors that have not moved yet, which stay as they are."""
+        return np.where(self.variance > _CONSTANT, np.sqrt(self.variance + _EPSILON), 1.0)
 
     @property
     def moments(self) -> tuple[Array, Array]:
@@ -91,24 +100,27 @@ class AnchoredStatistics:
 
     def _target(self) -> tuple[Array, Array]:
         own = self.std
-        std = np.clip(own, _LEAST_STD, _LARGEST_STD)
         # The ratio is exactly 1 for scales within the bounds: these sensors stay exactly as they are.
-        return np.clip(self.mean * (std / own), -_LARGEST_MEAN, _LARGEST_MEAN), std
+        ratio = np.clip(own, _LEAST_STD, _LARGEST_STD) / own
+        # Sensors that hardly ever move, such as contacts, may move often once the policy has learned.
+        ratio = np.minimum(ratio, np.maximum(_LARGEST_AMPLIFIED / np.maximum(self.largest, _EPSILON), 1.0))
+        return np.clip(self.mean * ratio, -_LARGEST_MEAN, _LARGEST_MEAN), own * ratio
 
     def fix(self) -> None:
         """Fix what observations are normalised to: the current statistics."""
         if not self.is_fixed:
             (self.target_mean, self.target_std), self.is_fixed = self._target(), 1
+            self.variance = np.where(self.variance > _CONSTANT, self.variance, 1.0)
 
     def restart(self) -> None:
         """Restart the statistics for networks with new weights: soon, only new observations count."""
-        self.count, self.is_fixed = min(self.count, float(_UNCLIPPED)), 0
+        self.count, self.is_fixed, self.largest = min(self.count, float(_UNCLIPPED)), 0, np.zeros(self.size)
 
     def rewire(self, order: npt.NDArray[np.int64], signs: Array) -> None:
         """From now on, component ``i`` measures what ``order[i]`` measured, times ``signs[i]``."""
         for name in ("mean", "start_mean", "target_mean", "shift", "recent"):
             setattr(self, name, getattr(self, name)[..., order] * signs)
-        for name in ("variance", "start_variance", "target_std"):
+        for name in ("variance", "start_variance", "target_std", "largest"):
             setattr(self, name, getattr(self, name)[order])
 
     def has_shifted(self, start: Array) -> int:
@@ -164,13 +176,17 @@ class AnchoredStatistics:
         weight = len(observations) / self.count
         moved = difference.mean(0)
         if self.is_fixed and self._is_settled:
-            # Episodes begin as before, so that the policy has moved the mean, not the sensors.
-            # Nor has a scale shrunk because the policy keeps still; following it would make the policy restless.
+            # Episodes begin as before, so that the policy has moved the mean, not the sensors. Nor has a scale changed
+            # because the policy keeps still, or travels: networks get what it does, within bounds.
             square = (difference**2).mean(0)
+            if self.free == 0:
+                square = square * (self.target_std / np.maximum(self.target_std, _LARGEST_GROWN)) ** 2
             follows = (square > self.variance) | (self.free > 0)
             self.variance = np.where(follows, (1 - weight) * self.variance + weight * square, self.variance)
             self.free = max(self.free - len(observations), 0)
             return
+        if not self.is_fixed:
+            self.largest = np.maximum(self.largest, np.abs(difference - weight * moved).max(0))
         self.mean = self.mean + weight * moved
         between = weight * (1 - weight) * moved**2
         self.variance = (1 - weight) * self.variance + weight * difference.var(0) + between
@@ -210,9 +226,9 @@ class AnchoredStatistics:
         bounds: dict[str, Any] = {"at_least": -_LARGEST, "at_most": _LARGEST}
         rules: dict[str, Rule] = dict.fromkeys(_ARRAYS, numbers((self.size,), [torch.float64], **bounds))
         variance = numbers((self.size,), [torch.float64], at_least=0, at_most=_LARGEST**2)
-        rules |= dict.fromkeys(("variance", "start_variance"), variance)
+        rules |= dict.fromkeys(("variance", "start_variance", "largest"), variance)
         rules["recent"] = numbers((None, self.size), [torch.float64], **bounds)
-        rules["target_std"] = numbers((self.size,), [torch.float64], at_least=_LEAST_STD, at_most=_LARGEST_STD)
+        rules["target_std"] = numbers((self.size,), [torch.float64], at_least=_LEAST_TARGET, at_most=_LARGEST_STD)
         rules |= dict.fromkeys(_NUMBERS, number(at_least=0, at_most=_LARGEST**2)) | dict.fromkeys(_COUNTS, count())
         return table(rules)
 
@@ -227,7 +243,10 @@ class AnchoredStatistics:
             setattr(self, name, int(state[name]))
 
 
-_ARRAYS = ("mean", "variance", "start_mean", "start_variance", "recent", "shift", "target_mean", "target_std")
+_ARRAYS = (
+    *("mean", "variance", "start_mean", "start_variance", "recent", "shift"),
+    *("target_mean", "target_std", "largest"),
+)
 _NUMBERS = ("count", "start_count", "start_weight", "misfit", "former_misfit")
 _COUNTS = ("on_trial", "shifts", "undone", "is_fixed", "free")
 
