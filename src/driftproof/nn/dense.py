@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
+
+from driftproof.nn.layer_norm import LayerNorm
 
 _MINUS_ONE = torch.tensor(-1.0, device="cpu")
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
@@ -200,20 +203,20 @@ def dense_networks(networks: Sequence[Sequence[nn.Module]]) -> DenseNetworks | N
     Args:
         networks: All layers of each network, with the activations.
     """
-    input_epsilons = [layers[0].eps if type(layers[0]) is nn.LayerNorm else None for layers in networks]
+    input_epsilons = [layers[0].eps if _is_norm(layers[0]) else None for layers in networks]
     inner = [
         layers if epsilon is None else layers[1:] for layers, epsilon in zip(networks, input_epsilons, strict=True)
     ]
-    norms = [layer for layers in networks for layer in layers if type(layer) is nn.LayerNorm]
-    epsilons = {layer.eps for layers in inner for layer in layers if type(layer) is nn.LayerNorm}
+    norms = [layer for layers in networks for layer in layers if _is_norm(layer)]
+    epsilons = {layer.eps for layers in inner for layer in layers if _is_norm(layer)}
     if any(layer.elementwise_affine for layer in norms):
         return None
     if epsilons:
         before = [layer for layers in inner for layer in layers[1::3]]
-        count = sum(type(layer) is nn.LayerNorm for layers in inner for layer in layers)
-        if len(epsilons) > 1 or len(before) != count or any(type(layer) is not nn.LayerNorm for layer in before):
+        count = sum(_is_norm(layer) for layers in inner for layer in layers)
+        if len(epsilons) > 1 or len(before) != count or any(not _is_norm(layer) for layer in before):
             return None
-        inner = [[layer for layer in layers if type(layer) is not nn.LayerNorm] for layers in inner]
+        inner = [[layer for layer in layers if not _is_norm(layer)] for layers in inner]
     activations = {type(layer) for layers in inner for layer in layers[1::2]}
     linears = [[layer for layer in layers[::2] if type(layer) is nn.Linear] for layers in inner]
     parameters = [parameter for layers in linears for layer in layers for parameter in (layer.weight, layer.bias)]
@@ -226,6 +229,10 @@ def dense_networks(networks: Sequence[Sequence[nn.Module]]) -> DenseNetworks | N
     )
     epsilon = next(iter(epsilons), None)
     return DenseNetworks(linears, nn.Tanh in activations, epsilon, input_epsilons) if is_plain else None
+
+
+def _is_norm(layer: nn.Module) -> TypeGuard[nn.LayerNorm]:
+    return type(layer) in (LayerNorm, nn.LayerNorm)
 
 
 def is_watched(module: nn.Module) -> bool:

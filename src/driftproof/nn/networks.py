@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from driftproof._arguments import ArgumentError
 from driftproof.nn.heads import ValueHead
+from driftproof.nn.layer_norm import LayerNorm
 
 
 class Critic(nn.Module):
@@ -81,11 +82,11 @@ def dense_network(
         raise TypeError(f"activation_fn must be a class of torch.nn, not {activation!r}")
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if input_norm:
-        layers["input_norm"] = nn.LayerNorm(width, elementwise_affine=False)
+        layers["input_norm"] = LayerNorm(width)
     for i, next_width in enumerate(widths):
         layers[f"{2 * i}"] = nn.Linear(width, next_width)
         if layer_norm:
-            layers[f"norm_{i}"] = nn.LayerNorm(next_width, elementwise_affine=False)
+            layers[f"norm_{i}"] = LayerNorm(next_width)
         layers[f"{2 * i + 1}"] = activation()
         width = next_width
     return nn.Sequential(layers)
@@ -103,7 +104,7 @@ def _stepper(layer: nn.Module) -> Callable[[Tensor], Tensor]:
     if type(layer) is nn.Linear:
         weight, bias = layer.weight, layer.bias
         return lambda x: F.linear(x, weight, bias)
-    if type(layer) is nn.LayerNorm:
+    if type(layer) is LayerNorm:
         shape, weight, bias, epsilon = list(layer.normalized_shape), layer.weight, layer.bias, layer.eps
         return lambda x: torch.layer_norm(x, shape, weight, bias, epsilon)
     return layer.forward

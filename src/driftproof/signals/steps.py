@@ -16,6 +16,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import Tensor, nn
 
 from driftproof.nn.cores import LSTMCore
+from driftproof.nn.layer_norm import LayerNorm
 from driftproof.nn.policies import DistributionalPolicy
 
 Array = npt.NDArray[np.float32]
@@ -108,7 +109,7 @@ class NumpyStep:
             and policy.actor_core.recurrence.bias
             and type(policy.features_extractor) is FlattenExtractor
             and policy.device.type == "cpu"
-            and all(type(layer) in (nn.Linear, nn.LayerNorm, *_ACTIVATIONS) for layer in policy.actor_network)
+            and all(type(layer) in (nn.Linear, LayerNorm, *_ACTIVATIONS) for layer in policy.actor_network)
             and not any(getattr(layer, "elementwise_affine", False) for layer in policy.actor_network)
         )
 
