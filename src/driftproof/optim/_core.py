@@ -134,8 +134,9 @@ class Group:
         return are_plain([self.utilities, self.first_moments, self.second_moments], self.params[0].dtype)
 
     def __setattr__(self, name: str, value: object) -> None:
-        for cached in _DERIVED.get(name, ()):
-            self.__dict__.pop(cached, None)
+        if not torch.compiler.is_compiling():  # A traced step makes its groups anew, and caches nothing.
+            for cached in _DERIVED.get(name, ()):
+                self.__dict__.pop(cached, None)
         super().__setattr__(name, value)
 
     def widened(self) -> Group:
