@@ -142,11 +142,18 @@ class PopulationRollout:
             None,
             chunked((~self.resets).float()) if self.states.actor or self.states.critic else None,
         )
-        rows = torch.arange(self.members, device=self.device).unsqueeze(1)
-        for order in orders.to(self.device, non_blocking=True):
+        # The members' chunks as one row of chunks: selecting along one axis costs the host a third of indexing by two.
+        everything = everything.map(lambda part: part.flatten(0, 1))
+        first = torch.arange(self.members, device=self.device).unsqueeze(1) * orders.shape[-1]
+        for order in orders.to(self.device, non_blocking=True) + first:
             for index in order.split(chunks_per_batch, 1):
-                # [M, chunks, K or layers, ...] to [M, K or layers, B, ...].
-                yield everything.map(lambda part, index=index: part[rows, index].transpose(1, 2))  # type: ignore[misc]
+                rows, shape = index.flatten(), index.shape
+
+                def chosen(part: Tensor, rows: Tensor = rows, shape: torch.Size = shape) -> Tensor:
+                    # [M * chunks, K or layers, ...] to [M, K or layers, B, ...].
+                    return part.index_select(0, rows).view(*shape, *part.shape[1:]).transpose(1, 2)
+
+                yield everything.map(chosen)
 
 
 def _sliced(value: Any, members: slice | int) -> Any:
