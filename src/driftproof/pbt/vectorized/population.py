@@ -165,7 +165,9 @@ class VectorizedPopulation:
         for source in set(sources):
             parts = self.agents[source].components()
             names = [name for name in parts if name not in learned and name not in OWN_PLACE]
-            donors[source] = copy_tree({name: dict(parts[name].state_dict()) for name in names})
+            states = {name: dict(parts[name].state_dict()) for name in names}
+            # Targets get copies: only a donor that is a target itself must be copied before.
+            donors[source] = copy_tree(states) if source in targets else states
         for target, source in zip(targets, sources, strict=True):
             agent = self.agents[target]
             parts = agent.components()
