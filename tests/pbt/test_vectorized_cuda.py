@@ -77,3 +77,25 @@ def test_half_of_64_members_is_replaced_within_5_ms():
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     assert min(times) < 5e-3, times
+
+
+def test_a_member_that_diverges_is_replaced_and_the_others_do_not_notice():
+    population, whole = (VectorizedPopulation(lambda member: make(member, skip_limit=2), 3) for _ in range(2))
+    for each in (population, whole):
+        each.learn(2)  # Steps are captured in a CUDA graph.
+    name = "critics.0.head.linear.bias"
+    good = population.state.weights[name][1].clone()
+    population.state.weights[name][1].fill_(torch.nan)
+    for each in (population, whole):
+        failures = each.train(dict.fromkeys(range(3), 1), 5, dict.fromkeys(range(3)))
+        assert not failures, failures
+    assert population.frozen == {1}
+    torch.testing.assert_close(population.state.weights[name][1], good, atol=0, rtol=0)
+    for member in (0, 2):
+        for key, weight in whole.state.weights.items():
+            torch.testing.assert_close(population.state.weights[key][member], weight[member], atol=1e-6, rtol=1e-4)
+    population.exploit([1], [0])
+    failures = population.train(dict.fromkeys(range(3), 1), 5, dict.fromkeys(range(3)))
+    assert not failures, failures
+    assert not population.frozen
+    assert all(weight.isfinite().all() for weight in population.state.weights.values())
