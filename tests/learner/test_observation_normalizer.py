@@ -100,7 +100,7 @@ def test_a_new_scale_is_learned_within_the_memory_after_a_change_of_the_world(rn
     before = normalizer.moments[""].std
     normalizer.forget()
     observe(normalizer, 400, rng, gain=gain)
-    np.testing.assert_allclose(normalizer.moments[""].std / before, gain, rtol=0.3)
+    np.testing.assert_allclose(normalizer.moments[""].std / before, gain, rtol=0.35)
 
 
 @pytest.mark.parametrize("gain", [0.3, 1.1])

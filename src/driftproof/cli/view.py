@@ -40,7 +40,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 _HISTORY = 60
 _LONGEST_NAME = 100
 _NOT_LISTED = (
-    *(PHASE, ALARM, ALARMS, LEVEL, TRIAL, "drift/archived", "drift/rewired", ANCHOR_MOVES, "drift/anchor_undone"),
+    *(PHASE, ALARM, ALARMS, LEVEL, TRIAL, "drift/archived", "drift/rewired", "drift/recovered"),
+    *(ANCHOR_MOVES, "drift/anchor_undone"),
     *("drift/calibration", "drift/cusum", "drift/episode_return", "drift/typical_return"),
 )
 """Drift and alarm metrics that :func:`drift_told` summarises in one line."""

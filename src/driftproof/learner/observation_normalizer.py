@@ -29,8 +29,8 @@ _CLIP, _CLIP_STARTS = 5.0, 4.0
 """Standard deviations beyond which observations count less; they may be from before a shift is noticed."""
 _UNCLIPPED = 200
 """Observations before which none is clipped."""
-_FEWEST_STARTS = 8
-"""Number of episodes before the search for shifts starts."""
+_FEWEST_STARTS = 16
+"""Number of episodes before the search for shifts starts; after a shift, half of that."""
 _START_MEMORY = 200
 """Episodes that the statistics of first observations remember."""
 _WINDOW = 8
@@ -43,8 +43,12 @@ _LEAST_SPREAD = 0.05
 _TRIAL = 256
 """Observations after which a shift is undone if they fit the former statistics better."""
 _SMALLEST_BATCH = 32
-_LEAST_STD, _LARGEST_STD, _LARGEST_MEAN = 1 / 3, 3.0, 1.0
+_LEAST_USUAL, _LARGEST_STD, _LARGEST_MEAN = 0.1, 3.0, 1.0
 """Networks get sensors with standard deviations and means in between as they are."""
+_AMPLIFIED_STD = 1 / 3
+"""Standard deviation of those with smaller ones."""
+_LARGEST_CREEP = 0.25
+"""Movement of first observations, relative to the standard deviation, that is not followed until a shift was found."""
 _LARGEST_AMPLIFIED = 1.5
 """Deviation that sensors of a small scale are amplified to, at most."""
 _LEAST_TARGET = 1e-7
@@ -79,6 +83,8 @@ class AnchoredStatistics:
         """Largest deviation from the mean until then."""
         self.recent = np.zeros((0, size))
         """The last first observations."""
+        self.creep = np.zeros(size)
+        """Movement of first observations that the mean has not followed: chance, or a slow shift."""
         self.shift, self.on_trial = np.zeros(size), 0
         """The last shift, and how many more observations decide whether to keep it."""
         self.misfit, self.former_misfit = 0.0, 0.0
@@ -101,7 +107,7 @@ class AnchoredStatistics:
     def _target(self) -> tuple[Array, Array]:
         own = self.std
         # The ratio is exactly 1 for scales within the bounds: these sensors stay exactly as they are.
-        ratio = np.clip(own, _LEAST_STD, _LARGEST_STD) / own
+        ratio = np.where(own < _LEAST_USUAL, _AMPLIFIED_STD, np.minimum(own, _LARGEST_STD)) / own
         # Sensors that hardly ever move, such as contacts, may move often once the policy has learned.
         ratio = np.minimum(ratio, np.maximum(_LARGEST_AMPLIFIED / np.maximum(self.largest, _EPSILON), 1.0))
         return np.clip(self.mean * ratio, -_LARGEST_MEAN, _LARGEST_MEAN), own * ratio
@@ -118,7 +124,7 @@ class AnchoredStatistics:
 
     def rewire(self, order: npt.NDArray[np.int64], signs: Array) -> None:
         """From now on, component ``i`` measures what ``order[i]`` measured, times ``signs[i]``."""
-        for name in ("mean", "start_mean", "target_mean", "shift", "recent"):
+        for name in ("mean", "start_mean", "target_mean", "shift", "creep", "recent"):
             setattr(self, name, getattr(self, name)[..., order] * signs)
         for name in ("variance", "start_variance", "target_std", "largest"):
             setattr(self, name, getattr(self, name)[order])
@@ -141,10 +147,10 @@ class AnchoredStatistics:
         self.fix()
         shifted = self.recent[-last:].mean(0)
         self.shift = shifted - self.start_mean
-        self.mean = self.mean + self.shift
+        self.mean, self.creep = self.mean + self.creep + self.shift, np.zeros(self.size)
         # More episodes refine the estimate, and the mean follows it; their spread may have changed too.
         self.start_mean, self.start_weight = shifted, float(last)
-        self.start_count = min(self.start_count, _FEWEST_STARTS / 2)
+        self.start_count = min(self.start_count, _FEWEST_STARTS / 4)
         self.recent = self.recent[:0]
         self.on_trial, self.misfit, self.former_misfit = _TRIAL, 0.0, 0.0
         self.shifts += 1
@@ -158,8 +164,12 @@ class AnchoredStatistics:
         self.start_weight = min(self.start_weight + 1, _START_MEMORY)
         step = difference / self.start_weight
         self.start_mean = self.start_mean + step
-        if self.shifts > 0 or self._is_settled:
+        if self.shifts > 0:
             self.mean = self.mean + step
+        elif self._is_settled:
+            self.creep = self.creep + step
+            if (np.abs(self.creep) > _LARGEST_CREEP * self.std).any():
+                self.mean, self.creep, self.shifts = self.mean + self.creep, np.zeros(self.size), 1
         self.start_count = min(self.start_count + 1, _START_MEMORY)
         weight = 1 / self.start_count
         self.start_variance = (1 - weight) * (self.start_variance + weight * difference**2)
@@ -211,7 +221,7 @@ class AnchoredStatistics:
     @property
     def _is_settled(self) -> bool:
         """Whether enough episodes are known to tell a shift from chance."""
-        return min(self.start_count, self.start_weight) >= _FEWEST_STARTS
+        return min(self.start_count, self.start_weight) >= _FEWEST_STARTS / (2 if self.shifts else 1)
 
     def _start_std(self) -> Array:
         return np.sqrt(np.maximum(self.start_variance, _LEAST_SPREAD**2 * (self.variance + _EPSILON)))
@@ -244,7 +254,7 @@ class AnchoredStatistics:
 
 
 _ARRAYS = (
-    *("mean", "variance", "start_mean", "start_variance", "recent", "shift"),
+    *("mean", "variance", "start_mean", "start_variance", "recent", "shift", "creep"),
     *("target_mean", "target_std", "largest"),
 )
 _NUMBERS = ("count", "start_count", "start_weight", "misfit", "former_misfit")

@@ -56,8 +56,8 @@ _SIGNS = (
     Sign(
         TRIAL,
         "Trials of earlier weights",
-        "Share of agents that try weights which they kept from an earlier phase.",
-        quiet="No agent tried weights of an earlier phase.",
+        "Share of agents that try their last good weights, or those which they kept from an earlier phase.",
+        quiet="No agent tried earlier weights.",
         is_flag=True,
     ),
     Sign("drift/archived", "Weights kept", "Of earlier phases.", quiet="No agent kept weights of earlier phases."),
@@ -66,6 +66,12 @@ _SIGNS = (
         "Weights reordered",
         "Swapped or inverted sensors and actions that were found so far.",
         quiet="No swapped or inverted sensors or actions were found.",
+    ),
+    Sign(
+        "drift/recovered",
+        "Weights taken back",
+        "Times that returns fell in a world that had not changed, and the last good weights came back.",
+        quiet="No agent had to take back its last good weights.",
     ),
     Sign("drift/calibration", "Calibration of the critics", "Of λ-returns among the quantiles that critics predicted."),
     Sign("drift/cusum", "Evidence of a harmful change", "CUSUM of the critics' calibration, which raises the alarm."),
