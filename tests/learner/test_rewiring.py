@@ -177,14 +177,27 @@ def test_an_episode_without_an_end_and_one_of_a_single_step():
     model = world.model()
     rows, starts, actions = world.rollout()
     model.observe(rows, np.zeros_like(starts), actions)
-    assert model.recent[0]["count"] == (STEPS - 1) * ENVS
+    assert sum(sums["count"] for sums in model.recent) == (STEPS - 1) * ENVS
+    assert max(sums["count"] for sums in model.recent) <= 512
     model.learn()
     model.observe(rows, np.ones_like(starts), actions)
-    assert model.recent[0]["count"] == 0
-    assert model.recent[0]["episodes"] == STEPS * ENVS
+    assert model.recent == [], "there is no transition"
     model.learn()
     assert model.count == (STEPS - 1) * ENVS
     assert model.match(world.starts) == []
+
+
+def test_it_waits_for_transitions_and_keeps_the_last_ones():
+    world = World(6, 3, 2, False)
+    model = world.learned()
+    rows, starts, actions = world.rollout()
+    for i in range(0, 300, 10):
+        assert model.is_waiting == (sum(sums["count"] for sums in model.recent) < 500)
+        model.observe(rows[i : i + 10], starts[i : i + 10], actions[i : i + 10])
+    kept = sum(sums["count"] for sums in model.recent)
+    assert 1000 <= kept < 1000 + 2 * 10 * ENVS
+    assert not model.is_waiting
+    assert not world.model().is_waiting, "nothing is known to compare with"
 
 
 def test_transitions_do_not_cross_episodes_and_environments():

@@ -12,23 +12,24 @@ from driftproof.ppo import DistributionalPPO
 
 from .scripted import small_networks
 
-STEPS, ENVS, LENGTH = 32, 4, 9
+STEPS, ENVS, LENGTH = 32, 16, 9
 
 
 class Rooms(gymnasium.Env):
-    """Episodes of nine steps, of which rollouts are no multiple.
+    """Episodes of nine steps, of which rollouts are no multiple, or of other lengths.
 
     The reward is 1 for the action that belongs to the sign of the observation, or else 0.
 
     Args:
         worlds: From the first step of a world to what it is: ``"right"``, ``"wrong"`` (the other action is rewarded),
             ``"poor"`` (nothing is), or one with rewards of another size.
+        length: Steps of an episode.
     """
 
-    def __init__(self, worlds):
+    def __init__(self, worlds, length=LENGTH):
         self.observation_space = spaces.Box(-3, 3, (2,), np.float32)
         self.action_space = spaces.Discrete(2)
-        self.worlds, self.clock = worlds, 0
+        self.worlds, self.length, self.clock = worlds, length, 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -41,7 +42,7 @@ class Rooms(gymnasium.Env):
         reward = float(belongs) * {"poor": 0, "meagre": 0.2, "lean": 0.7, "rich": 3}.get(world, 1)
         self.clock += 1
         self.age += 1
-        return self._see(), reward, self.age == LENGTH, False, {}
+        return self._see(), reward, self.age == self.length, False, {}
 
     def _see(self):
         self.place = float(self.np_random.choice([-1, 1]))
@@ -55,19 +56,19 @@ class Rooms(gymnasium.Env):
 
 
 def rooms(worlds):
-    """A VecEnv of four; ``worlds`` counts updates."""
+    """A VecEnv; ``worlds`` counts updates."""
     by_step = {update * STEPS: world for update, world in worlds.items()}
     return DummyVecEnv([lambda: Rooms(by_step)] * ENVS)
 
 
-def agent_in(worlds, seed=3, policy="MlpPolicy", **settings):
+def agent_in(worlds, seed=3, policy="MlpPolicy", env=None, **settings):
     """A small agent, quick to learn."""
     return DistributionalPPO(
         policy,
-        rooms(worlds),
+        rooms(worlds) if env is None else env,
         **{
             "n_steps": STEPS,
-            "batch_size": 32,
+            "batch_size": 128,
             "n_epochs": 2,
             "learning_rate": 3e-3,
             "gamma": 0.9,
@@ -103,8 +104,8 @@ class Metrics(BaseCallback):
         return [i for i, raised in enumerate(self.column("drift/alarm")) if raised]
 
 
-def learned(agent, updates):
+def learned(agent, updates, steps=STEPS * ENVS):
     """Train, and return the metrics of every update."""
     metrics = Metrics()
-    agent.learn((updates + 1) * STEPS * ENVS, metrics, log_interval=None, reset_num_timesteps=False)
+    agent.learn((updates + 1) * steps, metrics, log_interval=None, reset_num_timesteps=False)
     return metrics

@@ -53,7 +53,7 @@ def test_it_is_saved_with_the_agent(tmp_path):
     other = DistributionalPPO.load(tmp_path / "agent.zip", device="cpu")
     assert other.learner.drift_alarm.alarms == 1
     before, after = (each.state_tree()["drift_alarm"] for each in (agent, other))
-    for name in ("sums", "calibration", "return", "untrained", "updates"):
+    for name in ("sums", "calibration", "return", "untrained", "age", "look", "rate", "last_return"):
         assert before[name] == after[name]
 
 
@@ -102,10 +102,57 @@ class TestEpisodes:
 
     def test_those_that_other_weights_began_do_not_count(self):
         episodes = EpisodeReturns()
-        episodes.of(_Steps([[1, 1]], [[0, 1]], True))
+        episodes.of(_Steps([[1, 1]], [[0, 0]], True))
         episodes.weights_were_replaced()
         assert episodes.of(_Steps([[1, 1], [2, 2]], [[1, 0], [1, 0]], False)).tolist() == [2]
         assert episodes.of(_Steps([[1, 1], [1, 1]], [[0, 1], [0, 1]], False)).tolist() == [1]
+
+    def test_those_that_begin_with_the_new_weights_do(self):
+        episodes = EpisodeReturns()
+        episodes.of(_Steps([[1, 1]], [[0, 1]], True))
+        episodes.weights_were_replaced()
+        assert episodes.of(_Steps([[5, 7]], [[1, 1]], [False, True])).tolist() == [7]
+
+
+class TestLooks:
+    """Short rollouts are put together until there are four episodes or 800 steps."""
+
+    def alarm(self):
+        alarm = CalibrationAlarm()
+        for _ in range(40):
+            alarm.observe(0.5, 100.0)
+        return alarm
+
+    def test_four_episodes_are_enough(self):
+        alarm, seen = self.alarm(), []
+        for i in range(6):
+            alarm.update(0.5, _Steps([[90, 110], [0, 0]], [[1, 0], [0, 1]], i == 0))
+            seen.append((alarm.has_seen, alarm.mean_return))
+        assert seen == [(False, None), (True, 100)] * 3
+
+    def test_and_so_are_800_steps_with_one_or_none(self):
+        alarm = self.alarm()
+        for ends in (True, False):
+            for i in range(8):
+                dones = np.zeros((100, 1), bool)
+                dones[50] = ends and i == 3
+                assert not alarm.update(0.5, _Steps(np.ones((100, 1)), dones, i == 0))
+                assert alarm.has_seen == (i == 7)
+            assert (alarm.mean_return is not None) == ends
+
+    def test_a_short_rollout_alone_raises_nothing(self):
+        alarm = self.alarm()
+        bad = _Steps(np.zeros((8, 1)), np.ones((8, 1), bool), True)
+        raised = [alarm.update(0.0, bad) for _ in range(5)]
+        assert not raised[0]
+        assert any(raised)
+
+    def test_what_other_weights_began_does_not_count(self):
+        alarm = self.alarm()
+        alarm.update(0.5, _Steps(np.zeros((9, 2)), np.eye(9, 2, dtype=bool), True))
+        alarm.weights_were_replaced()
+        alarm.update(0.5, _Steps(np.full((9, 2), 1.0), np.eye(9, 2, -4, dtype=bool), False))
+        assert not alarm.has_seen, "two episodes, both begun by others"
 
 
 def test_one_rollout_alone_raises_nothing_and_neither_does_one_statistic():

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from driftproof.learner.renewal import restart_optimizer
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import CheckpointError, compare
 
-from .changing import ENVS, LENGTH, STEPS, Metrics, agent_in, learned, rooms
+from .changing import ENVS, LENGTH, STEPS, Rooms, agent_in, learned, rooms
 
 CHANGE, AGAIN = 40, 75
 """Updates at which the world changes."""
@@ -74,21 +75,26 @@ def test_nothing_is_replaced_if_returns_come_back():
     assert metrics.column("drift/episode_return")[-1] > 0.9 * LENGTH
 
 
-class Spoils(Metrics):
-    """Inverts what the policy prefers after some updates, as training that fails may do."""
+def spoiled(agent, update):
+    """Let an update invert what the policy prefers, as training that fails may do."""
+    optimize, updates = agent.learner._optimize, iter(range(10**6))
 
-    def _on_rollout_start(self):
-        super()._on_rollout_start()
-        if self.num_timesteps == CHANGE * UPDATE:
+    def spoil(*arguments):
+        steps = optimize(*arguments)
+        if next(updates) == update:
             with torch.no_grad():
-                for parameter in self.model.policy.action_net.parameters():
+                for parameter in agent.policy.action_net.parameters():
                     parameter.neg_()
+        return steps
+
+    agent.learner._optimize = spoil
+    return agent
 
 
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
 def test_spoiled_weights_give_way_to_the_last_good_ones_and_no_alarm_is_raised(policy):
-    agent, metrics = responding({0: "right"}, policy=policy), Spoils()
-    agent.learn((CHANGE + 12) * UPDATE, metrics, log_interval=None)
+    agent = spoiled(responding({0: "right"}, policy=policy), CHANGE)
+    metrics = learned(agent, CHANGE + 12)
     returns, trials = metrics.column("drift/episode_return"), metrics.column("drift/trial")
     check = trials.index(1)
     assert CHANGE <= check <= CHANGE + 5
@@ -99,6 +105,40 @@ def test_spoiled_weights_give_way_to_the_last_good_ones_and_no_alarm_is_raised(p
     assert not any(metrics.column("drift/level"))
     assert metrics.column("drift/recovered")[-1] == 1
     assert agent.learner.drift_response.archive == []
+    assert agent.learner.drift_response._good is not None, "for the next suspicion"
+
+
+def test_a_world_that_is_a_little_worse_than_before_is_no_change():
+    """The last rollout completed no episode: the last one that did counts."""
+    agent = spoiled(responding({0: "right"}), CHANGE)
+    alarm, update = agent.learner.drift_alarm, agent.learner.drift_alarm.update
+
+    def without_episodes(calibration, rollout):
+        is_suspicious = update(calibration, rollout)
+        if is_suspicious:
+            alarm.mean_return = None
+        return is_suspicious
+
+    alarm.update = without_episodes
+    metrics = learned(agent, CHANGE + 12)
+    assert metrics.alarms() == []
+    assert metrics.column("drift/recovered")[-1] == 1
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_weights_on_trial_have_time_for_an_episode_however_short_rollouts_are(policy):
+    """Four rollouts make an episode, and no rollout sees one from beginning to end."""
+    steps = 16
+    worlds = {0: "right", 1500: "wrong", 3500: "right"}
+    env = DummyVecEnv([lambda: Rooms(worlds, length=64)] * 8)
+    agent = agent_in({0: "right"}, policy=policy, env=env, n_steps=steps, drift_response=True)
+    metrics = learned(agent, 5500 // steps, steps * 8)
+    rewarded = np.array([r for r in metrics.column("drift/episode_return") if r is not None])
+    assert metrics.column("drift/alarms")[-1] == 2
+    back = metrics.column("drift/trial")[3500 // steps :]
+    assert sum(back) > 0
+    assert 3 not in metrics.column("drift/level")[3500 // steps :], "the first weights fit again"
+    assert rewarded[-5:].mean() > 0.8 * 64
 
 
 def test_exploration_rises_with_the_alarm_and_fades():

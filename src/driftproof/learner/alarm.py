@@ -22,7 +22,7 @@ from torch import Tensor
 
 from driftproof.learner.rollout import Rollout
 from driftproof.nn.heads import ValueHead
-from driftproof.state.schema import check, count, fail, number, numbers, optional, table
+from driftproof.state.schema import Rule, check, count, fail, number, numbers, optional, table
 
 _LEAST_SPREAD = 0.1
 """Standard deviation of the calibration, at least: it is autocorrelated, and so varies little between updates."""
@@ -32,10 +32,14 @@ _LARGEST_DEVIATION = {"calibration": 5.0, "return": 5.0}
 """Bounds of standardised deviations, below the threshold: no single rollout raises the alarm."""
 _FEW_EPISODES, _OF_FEW = 4, 3.0
 """Fewer completed episodes are weaker evidence, and bounded by this."""
+LOOK = 800
+"""Steps, together with ``_FEW_EPISODES``, that shorter rollouts are put together for."""
 _TRANSIENT = 0.3
 """Threshold of the calibration, relative to that of returns: critics may learn the new returns in a single update."""
 _SUSPICIOUS = 0.25
 """Value of both sums, in units of their thresholds, above which references are frozen."""
+LARGEST_LENGTH = 1e6
+"""Longer episodes count as so long."""
 LARGEST_RETURN = 1e18
 """Larger returns count as this much: squares of sums of them must be finite."""
 _ROUNDING = 0.01
@@ -63,12 +67,14 @@ class EpisodeReturns:
         self._running: npt.NDArray[np.float64] = np.zeros(0)
         self._counts: npt.NDArray[np.bool_] = np.zeros(0, bool)
         """Whether the running episode of an environment counts: not if other weights began it."""
+        self._between: npt.NDArray[np.bool_] = np.zeros(0, bool)
+        """Environments whose last episode ended with the rollout."""
 
     def of(self, rollout: Rollout) -> npt.NDArray[np.float64]:
         """Returns of the completed episodes."""
         if len(self._running) != rollout.envs:
             self._running, self._counts = np.zeros(rollout.envs), rollout.starts[0].copy()
-        # The environments were reset, or the recurrent state was.
+        # The environments were reset.
         self._running[rollout.starts[0]] = 0
         sums = np.where(rollout.valid, rollout.rewards, 0).cumsum(0, dtype=np.float64) + self._running
         envs, steps = np.nonzero((rollout.dones & rollout.valid).T)
@@ -81,11 +87,12 @@ class EpisodeReturns:
         running[envs[is_last]] -= ends[is_last]
         self._running = _bounded(running)
         self._counts[envs] = True
+        self._between = rollout.dones[-1].copy()
         return counted
 
     def weights_were_replaced(self) -> None:
         """Do not count the running episodes, which other weights began."""
-        self._counts[:] = False
+        self._counts &= self._between
 
     def state_dict(self) -> dict[str, Any]:
         """Running sums, and which of them count."""
@@ -95,6 +102,50 @@ class EpisodeReturns:
         """Restore the running sums."""
         self._running = np.array(state_dict["running"], np.float64)
         self._counts = np.array(state_dict["counts"], bool)
+        self._between = np.zeros_like(self._counts)
+
+
+@dataclass
+class Look:
+    """What was seen in some rollouts.
+
+    Attributes:
+        steps: Transitions.
+        calibration: Sum of their calibrations.
+        episodes: Completed episodes.
+        returns: Sum of their returns.
+    """
+
+    steps: int = 0
+    calibration: float = 0.0
+    episodes: int = 0
+    returns: float = 0.0
+
+    @property
+    def mean_return(self) -> float | None:
+        return self.returns / self.episodes if self.episodes else None
+
+    @property
+    def is_enough(self) -> bool:
+        return self.episodes >= _FEW_EPISODES or self.steps >= LOOK
+
+    def add(self, rollout: Rollout, returns: npt.NDArray[np.float64], calibration: float = 0.0) -> None:
+        """Take a rollout, the returns of the episodes completed in it, and its calibration."""
+        steps = int(rollout.valid.sum())
+        self.steps, self.calibration = self.steps + steps, self.calibration + calibration * steps
+        self.episodes, self.returns = self.episodes + len(returns), self.returns + float(returns.sum())
+
+    @staticmethod
+    def rule() -> Rule:
+        """Schema of the numbers."""
+        return table(
+            {
+                "steps": count(),
+                "calibration": number(at_least=0, at_most=LARGEST_RETURN),
+                "episodes": count(),
+                "returns": number(at_least=-(LARGEST_RETURN**2), at_most=LARGEST_RETURN**2),
+            }
+        )
 
 
 class CalibrationAlarm:
@@ -107,15 +158,17 @@ class CalibrationAlarm:
     grows while ``R`` is below its reference. The alarm is raised once the second is above ``threshold`` and the first,
     which has less time to grow, above a part of it. Improvement makes both smaller.
 
-    References are frozen while both sums are above a quarter of their thresholds. After an alarm, :meth:`restart`
-    clears the sums and the reference of returns, since a changed world has another level; that of the calibration is
-    about the critics and stays. There is no alarm while episodes never end.
+    Rollouts with fewer than four completed episodes and 800 steps are put together until there are as many; "update"
+    stands for that. References are frozen while both sums are above a quarter of their thresholds. After an alarm,
+    :meth:`restart` clears the sums and the reference of returns, since a changed world has another level; that of the
+    calibration is about the critics and stays. There is no alarm while episodes never end.
 
     Args:
         threshold: Level of the sums. Larger: fewer false alarms, and later ones.
         slack: Standard deviations below the reference that are no evidence.
         memory: Updates that the references average.
-        warmup: Updates at the beginning, and after an alarm, that only the references learn from.
+        warmup: Updates at the beginning, and after an alarm, that only the references learn from; those of more than
+            800 steps count for more.
     """
 
     def __init__(self, threshold: float = 7.0, slack: float = 0.5, memory: float = 10, warmup: int = 20) -> None:
@@ -126,11 +179,18 @@ class CalibrationAlarm:
         self.untrained: float | None = None
         """Mean return of the first completed episodes: what a policy earns that has not learned yet."""
         self.mean_return: float | None = None
-        """Mean return of the episodes completed in the last rollout; ``None``: there were none."""
-        self._updates = 0
+        """Mean return of the episodes completed in the last update; ``None``: there were none, or it is not whole."""
+        self.last_return: float | None = None
+        """The last mean return that there was."""
+        self.completed: npt.NDArray[np.float64] = np.zeros(0)
+        """Returns of the episodes completed in the last rollout."""
+        self.has_seen = False
+        """Whether the last rollout made an update whole."""
+        self._look = Look()
+        self._age = 0.0
         """Updates since the beginning, or since the last alarm."""
         self._sums = {"calibration": 0.0, "return": 0.0}
-        self._calibration, self._return = _Reference(), _Reference()
+        self._calibration, self._return, self._rate = _Reference(), _Reference(), _Reference()
 
     @property
     def cusum(self) -> float:
@@ -143,6 +203,11 @@ class CalibrationAlarm:
         return self._return.mean if self._return.updates else None
 
     @property
+    def typical_length(self) -> float:
+        """Reference of the length of episodes."""
+        return 1 / max(self._rate.mean, 1 / LARGEST_LENGTH)
+
+    @property
     def noise(self) -> float:
         """Standard deviation of the mean return between updates."""
         typical = self._return.mean
@@ -150,24 +215,39 @@ class CalibrationAlarm:
         return max(self._return.std, _LEAST_DROP * gained, _ROUNDING * abs(typical), 1e-12)
 
     def update(self, calibration: float, rollout: Rollout) -> bool:
-        """Take the numbers of an update; returns whether returns are so low that the world seems to have changed.
+        """Take the numbers of a rollout; returns whether returns are so low that the world seems to have changed.
 
         Args:
             calibration: Result of :func:`calibration`.
             rollout: Rollout of the update, of which the completed episodes are read.
         """
-        returns = self.episodes.of(rollout)
-        return self.observe(calibration, float(_bounded(returns).mean()) if len(returns) else None, len(returns))
-
-    def observe(self, calibration: float, mean_return: float | None, episodes: int = _FEW_EPISODES) -> bool:
-        """:meth:`update` with the mean return of the completed episodes; ``None``: there were none."""
+        self.completed = _bounded(self.episodes.of(rollout))
+        self.mean_return, self.has_seen, look = None, False, self._look
         if not math.isfinite(calibration):
             return False
-        self._updates += 1
-        self.mean_return = mean_return
+        look.add(rollout, self.completed, calibration)
+        if not look.is_enough:
+            return False
+        self._look = Look()
+        return self.observe(look.calibration / look.steps, look.mean_return, look.episodes, look.steps)
+
+    def observe(
+        self, calibration: float, mean_return: float | None, episodes: int = _FEW_EPISODES, steps: int = LOOK
+    ) -> bool:
+        """Take the evidence of an update.
+
+        Args:
+            calibration: Result of :func:`calibration`.
+            mean_return: Mean return of the completed episodes; ``None``: there were none.
+            episodes: Number of completed episodes.
+            steps: Number of transitions.
+        """
+        self._age += max(1.0, steps / LOOK)
+        self.mean_return, self.has_seen = mean_return, True
         below = min(self._calibration.mean_or(0.5), 0.5) - calibration
         self._add("calibration", below / max(self._calibration.std, _LEAST_SPREAD))
         if mean_return is not None:
+            self.last_return = mean_return
             self.untrained = mean_return if self.untrained is None else self.untrained
             bound = _LARGEST_DEVIATION["return"] if episodes >= _FEW_EPISODES else _OF_FEW
             self._add("return", min(bound, (self._return.mean_or(mean_return) - mean_return) / self.noise))
@@ -175,9 +255,15 @@ class CalibrationAlarm:
             return True
         if self.cusum <= _SUSPICIOUS:
             self._calibration.observe(calibration, self.memory)
+            self._rate.observe(episodes / steps, self.memory)
             if mean_return is not None:
                 self._return.observe(mean_return, self.memory)
         return False
+
+    def weights_were_replaced(self) -> None:
+        """Do not count what other weights began."""
+        self.episodes.weights_were_replaced()
+        self._look = Look()
 
     def dismiss(self) -> None:
         """Clear the sums: the world has not changed, and the references are still right."""
@@ -186,7 +272,7 @@ class CalibrationAlarm:
     def restart(self) -> None:
         """Restart after an alarm; the reference of the calibration is kept."""
         self._sums = dict.fromkeys(self._sums, 0.0)
-        self._return, self._updates = _Reference(), 0
+        self._return, self._rate, self._age = _Reference(), _Reference(), 0.0
 
     def metrics(self) -> dict[str, float]:
         """Numbers of the last update, by the names that are logged."""
@@ -200,12 +286,15 @@ class CalibrationAlarm:
         """The sums, their references and the running episodes. Settings are not part of it."""
         return {
             "alarms": self.alarms,
-            "updates": self._updates,
+            "age": self._age,
             "untrained": self.untrained,
             "mean_return": self.mean_return,
+            "last_return": self.last_return,
+            "look": asdict(self._look),
             "sums": dict(self._sums),
             "calibration": self._calibration.state_dict(),
             "return": self._return.state_dict(),
+            "rate": self._rate.state_dict(),
             "episodes": self.episodes.state_dict(),
         }
 
@@ -216,12 +305,15 @@ class CalibrationAlarm:
         reference = table({"mean": value, "variance": spread, "last": value, "updates": count()})
         rules = {
             "alarms": count(),
-            "updates": count(),
+            "age": number(at_least=0, at_most=LARGEST_RETURN),
             "untrained": optional(value),
             "mean_return": optional(value),
+            "last_return": optional(value),
+            "look": Look.rule(),
             "sums": table(dict.fromkeys(self._sums, number(at_least=0, at_most=LARGEST_RETURN))),
             "calibration": reference,
             "return": reference,
+            "rate": reference,
             "episodes": _check_episodes,
         }
         check("drift_alarm", state_dict, table(rules))
@@ -233,15 +325,16 @@ class CalibrationAlarm:
             CheckpointError: The state does not fit; nothing has changed.
         """
         self.check_state_dict(state_dict)
-        self.alarms, self._updates = int(state_dict["alarms"]), int(state_dict["updates"])
+        self.alarms, self._age = int(state_dict["alarms"]), float(state_dict["age"])
         self.untrained, self.mean_return = state_dict["untrained"], state_dict["mean_return"]
+        self.last_return, self._look = state_dict["last_return"], Look(**state_dict["look"])
         self._sums = dict(state_dict["sums"])
         self._calibration = _Reference(**state_dict["calibration"])
-        self._return = _Reference(**state_dict["return"])
+        self._return, self._rate = _Reference(**state_dict["return"]), _Reference(**state_dict["rate"])
         self.episodes.load_state_dict(state_dict["episodes"])
 
     def _add(self, name: str, deviation: float) -> None:
-        if self._updates <= self.warmup:
+        if self._age <= self.warmup:
             return
         bound = _LARGEST_DEVIATION[name]
         bounded = max(-bound, min(bound, deviation))

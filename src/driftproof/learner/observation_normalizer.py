@@ -47,13 +47,16 @@ _LEAST_USUAL, _LARGEST_STD, _LARGEST_MEAN = 0.1, 3.0, 1.0
 """Networks get sensors with standard deviations and means in between as they are."""
 _AMPLIFIED_STD = 1 / 3
 """Standard deviation of those with smaller ones."""
-_LARGEST_CREEP = 0.25
-"""Movement of first observations, relative to the standard deviation, that is not followed until a shift was found."""
-_LARGEST_AMPLIFIED = 1.5
-"""Deviation that sensors of a small scale are amplified to, at most."""
+_LARGEST_CREEP, _CREEP_ERRORS = 0.25, 4.0
+"""Movement of first observations that is not followed until a shift was found: so many standard deviations of all
+observations, or standard errors of the mean of the first ones when the search for shifts starts."""
+_LARGEST_AMPLIFIED, _USUAL_DEVIATION = 1.5, 0.5
+"""Deviation that sensors of a small scale are amplified to, at most; those that ever deviate as much as the second stay
+as they are."""
 _LEAST_TARGET = 1e-7
-_LARGEST_GROWN = 1.0
-"""Standard deviation up to which a normalised sensor may grow because of what the policy does."""
+_LARGEST_GROWN, _CLEARLY = 1.0, 1.5
+"""Standard deviation up to which a normalised sensor may grow because of what the policy does, and how much its square
+must exceed the variance known: a scale that only grows would follow every noise."""
 _FIXED = 1_000
 """Observations after which that decision is final."""
 _LARGEST = 1e38
@@ -109,14 +112,17 @@ class AnchoredStatistics:
         # The ratio is exactly 1 for scales within the bounds: these sensors stay exactly as they are.
         ratio = np.where(own < _LEAST_USUAL, _AMPLIFIED_STD, np.minimum(own, _LARGEST_STD)) / own
         # Sensors that hardly ever move, such as contacts, may move often once the policy has learned.
-        ratio = np.minimum(ratio, np.maximum(_LARGEST_AMPLIFIED / np.maximum(self.largest, _EPSILON), 1.0))
-        return np.clip(self.mean * ratio, -_LARGEST_MEAN, _LARGEST_MEAN), own * ratio
+        largest = np.where(self.largest < _USUAL_DEVIATION, self.largest, np.inf)
+        ratio = np.minimum(ratio, np.maximum(_LARGEST_AMPLIFIED / np.maximum(largest, _EPSILON), 1.0))
+        # Rounding may exceed the bound, which states are checked against.
+        return np.clip(self.mean * ratio, -_LARGEST_MEAN, _LARGEST_MEAN), np.minimum(own * ratio, _LARGEST_STD)
 
     def fix(self) -> None:
         """Fix what observations are normalised to: the current statistics."""
         if not self.is_fixed:
             (self.target_mean, self.target_std), self.is_fixed = self._target(), 1
-            self.variance = np.where(self.variance > _CONSTANT, self.variance, 1.0)
+            self.creep = np.zeros(self.size)  # Up to here, the mean has followed all observations.
+            self.variance = np.where(self.variance > _CONSTANT, self.variance, 1.0 - _EPSILON)
 
     def restart(self) -> None:
         """Restart the statistics for networks with new weights: soon, only new observations count."""
@@ -168,7 +174,8 @@ class AnchoredStatistics:
             self.mean = self.mean + step
         elif self._is_settled:
             self.creep = self.creep + step
-            if (np.abs(self.creep) > _LARGEST_CREEP * self.std).any():
+            error = _CREEP_ERRORS * self._start_std() / math.sqrt(_FEWEST_STARTS)
+            if (np.abs(self.creep) > np.maximum(_LARGEST_CREEP * self.std, error)).any():
                 self.mean, self.creep, self.shifts = self.mean + self.creep, np.zeros(self.size), 1
         self.start_count = min(self.start_count + 1, _START_MEMORY)
         weight = 1 / self.start_count
@@ -191,7 +198,7 @@ class AnchoredStatistics:
             square = (difference**2).mean(0)
             if self.free == 0:
                 square = square * (self.target_std / np.maximum(self.target_std, _LARGEST_GROWN)) ** 2
-            follows = (square > self.variance) | (self.free > 0)
+            follows = (square > _CLEARLY * self.variance) | ((self.free > 0) & (square > _CONSTANT))
             self.variance = np.where(follows, (1 - weight) * self.variance + weight * square, self.variance)
             self.free = max(self.free - len(observations), 0)
             return

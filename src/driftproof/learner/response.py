@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from driftproof.learner.alarm import LARGEST_RETURN, CalibrationAlarm
+from driftproof.learner.alarm import LARGEST_LENGTH, LARGEST_RETURN, LOOK, CalibrationAlarm, Look
 from driftproof.learner.renewal import renew, restart_optimizer, rewire, soften
 from driftproof.learner.rewiring import LARGEST, Starts, TransitionModel
 from driftproof.learner.rollout import Rollout
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 _WORLD = ("policy", "initial_weights", "return_scale", "observations")
 """Components that belong together: heads predict in the scale of returns, networks read normalised observations."""
+_OF_SENSORS = ("observations", "model")
+"""What belongs to the sensors as they are now, whichever weights read them."""
+_FULL = 512
+"""Steps of a rollout that count as an update; shorter rollouts count as a part of one."""
 _FADE = 20
 """Updates until additional exploration has faded, or until a restart counts as done."""
 _PROGRESS = 0.1
@@ -30,8 +34,8 @@ _FAR_BELOW = 0.25
 """Share of the former gain below which weights are of little use."""
 _WINDOWS = 2
 """Windows without improvement before the next level if weights still earn more than that."""
-_LONGEST_TRIAL = 3
-"""Rollouts in which archived weights may complete an episode."""
+_LONGEST_TRIAL, _LENGTHS = 3 * LOOK, 2
+"""Steps, or typical lengths of episodes, in which weights on trial may complete an episode."""
 
 
 @dataclass
@@ -51,6 +55,8 @@ class _Progress:
         checking: Whether it is still to be found out whether the world has changed at all.
         matched: Whether reordered weights have been tried since the suspicion.
         trial: Index of the archived weights that are being tried; ``None``: none.
+        steps: Steps of the trial in every environment.
+        seen: What was seen in the trial.
         trials: Index behind the last archived weights to try.
         rewired: How many of the first ones to try are the last good weights with sensors or actions reordered.
     """
@@ -61,12 +67,14 @@ class _Progress:
     untrained: float | None = None
     previous: float = 0.0
     window: list[float] = field(default_factory=list)
-    waited: int = 0
+    waited: float = 0.0
     stuck: int = 0
     exploration: float = 0.0
     checking: bool = False
     matched: bool = False
     trial: int | None = None
+    steps: int = 0
+    seen: Look = field(default_factory=Look)
     trials: int = 0
     rewired: int = 0
 
@@ -74,26 +82,30 @@ class _Progress:
 class DriftResponse:
     """Response to the alarm, in levels.
 
-    While there is no suspicion, the last good weights are kept. When the alarm's sums exceed its threshold, these act
-    for one rollout, reordered first if that explains the transitions. If they earn what they used to as they were,
-    the world has not changed, but training has spoiled the present weights: the good ones stay, and no alarm is
-    raised. If they do not:
+    While there is no suspicion, the weights that last earned what is usual are kept. When the alarm's sums exceed its
+    threshold, these act on trial, reordered first if that explains the transitions. If they earn what they used to as
+    they were, the world has not changed, but training has spoiled the present weights: the good ones stay, and no alarm
+    is raised. If they do not:
 
-    - Archived weights of earlier worlds are tried, one rollout each, and adopted if they earn at least half of
-      what they used to. The weights before the alarm join the archive.
+    - Archived weights of earlier worlds are tried, and adopted if they earn at least half of what they used to. The
+      weights before the alarm join the archive.
     - Level 1: the optimizer's moments, the statistics of variance gradient scaling and the scale of returns start anew;
       the exploration floor rises and fades over 20 updates.
     - Level 2: heads and last layers move halfway to fresh ones.
     - Level 3: all weights are fresh, as are return scale and KL penalty.
 
-    It ends once half of the former gain is back, the difference between the typical return before the alarm and that of
-    an untrained policy in the first rollout. Weights that earn less than a quarter of it, and did not improve in
-    ``patience`` updates, are of little use: level 3 follows. Others go to level 2 after twice as many updates without
-    improvement. A world may also just be poorer, with nothing to learn: where weights earn less than those
-    that they replaced, after twice the patience at level 2 and 20 updates at level 3, the former ones come back.
+    A trial ends with the fourth completed episode, or with the first after 800 steps. It ends with none, too, once the
+    weights had time for two episodes.
+
+    The response ends once half of the former gain is back, the difference between the typical return before the alarm
+    and that of an untrained policy in the first rollout. Weights that earn less than a quarter of it, and did not
+    improve in ``patience`` updates, are of little use: level 3 follows. Others go to level 2 after twice as many
+    updates without improvement. A world may also just be poorer, with nothing to learn: where weights earn less than
+    those that they replaced, after twice the patience at level 2 and 20 updates at level 3, the former ones come back.
 
     Args:
-        patience: Updates whose mean return is compared with that of as many updates before. Fewer: restarts sooner.
+        patience: Updates, of 512 steps or more, whose mean return is compared with that of as many updates before.
+            Fewer: restarts sooner.
         exploration: Added to ``exploration_floor`` after an alarm.
         worlds: Number of archived worlds.
         rewiring: Look for sensors and actions that were swapped or inverted.
@@ -110,7 +122,9 @@ class DriftResponse:
         self.archive: list[dict[str, Any]] = []
         """Weights of earlier worlds with their typical ``return``, oldest first."""
         self._good: dict[str, Any] | None = None
-        """The last good weights of the present world."""
+        """The last good weights of the present world, with the ``return`` and ``length`` of their episodes."""
+        self._acting: dict[str, Any] | None = None
+        """Weights that act since the alarm last looked at returns; good ones if these are."""
         self._held: dict[str, Any] | None = None
         """Weights to return to, with the ``return`` that they earned, if others do not earn more."""
         self._progress = _Progress()
@@ -151,20 +165,29 @@ class DriftResponse:
             recorded = learner.normalizer.recorded(rollout.steps)
             if recorded is not None:
                 self.model.observe(*recorded, rollout.actions)
-        now.exploration = max(0.0, now.exploration - 1 / _FADE)
+        update = min(1.0, rollout.valid.sum() / _FULL)
+        now.exploration = max(0.0, now.exploration - update / _FADE)
         if now.trial is not None:
-            return self._judge(learner, alarm)
+            return self._judge(learner, alarm, rollout)
         if is_suspicious:
             return self._check(learner, alarm)
         if now.level:
-            return False, self._grow(learner, alarm)
+            return False, self._grow(learner, alarm, update)
+        if alarm.has_seen:
+            self._remember(alarm)
+        return False, False
+
+    def _remember(self, alarm: CalibrationAlarm) -> None:
+        """Keep the weights that have acted, if they are good ones, and what was seen of their world."""
         typical, mean = alarm.typical_return, alarm.mean_return
         is_usual = typical is not None and (mean is None or mean >= typical - alarm.noise)
         if is_usual and self.model is not None:
             self.model.learn()
-        if is_usual and alarm.cusum == 0:
-            self._good = {**self._world(), "return": typical}
-        return False, False
+        now = self._world()
+        if is_usual and alarm.cusum == 0 and self._acting is not None:
+            sensors = {name: now[name] for name in _OF_SENSORS if name in now}
+            self._good = {**self._acting, **sensors, "return": typical, "length": alarm.typical_length}
+        self._acting = now
 
     def metrics(self) -> dict[str, float]:
         """Numbers of the response, by the names that are logged."""
@@ -178,9 +201,10 @@ class DriftResponse:
 
     def _check(self, learner: Learner, alarm: CalibrationAlarm) -> tuple[bool, bool]:
         """Let reordered weights act, if any explain the world, then the last good ones, as they were."""
-        before, after = alarm.typical_return, alarm.mean_return
+        before, after = alarm.typical_return, alarm.last_return
         assert before is not None
-        after = before if after is None else after
+        assert after is not None
+        after = min(after, before - 2 * alarm.noise)
         untrained = alarm.untrained
         if untrained is not None and before - untrained <= 2 * alarm.noise:
             untrained = None  # The agent began with weights that were trained before.
@@ -188,7 +212,7 @@ class DriftResponse:
         self._progress = now = _Progress(
             before=before, floor=floor, untrained=untrained, previous=after, exploration=self._progress.exploration
         )
-        self._held, good = {**self._world(), "return": before}, self._good
+        self._held, good = {**self._world(), "return": before, "length": alarm.typical_length}, self._good
         if good is None:
             return True, self._begin(learner, alarm)
         rewired = self._rewired(learner, good)
@@ -199,7 +223,7 @@ class DriftResponse:
 
     def _begin(self, learner: Learner, alarm: CalibrationAlarm, good: dict[str, Any] | None = None) -> bool:
         """Respond to a world that has changed: archive the last good weights, then try others, or go to level 1."""
-        now, rewired = self._progress, []
+        now, rewired = self._progress, list[dict[str, Any]]()
         now.checking = False
         if good is not None:
             rewired = [] if now.matched else self._rewired(learner, good)
@@ -227,13 +251,13 @@ class DriftResponse:
             self._put(good)
             rewire(learner, found)
             self.model.rewire(found)
-            worlds.append({**self._world(), "return": good["return"]})
+            worlds.append({**self._world(), "return": good["return"], "length": good["length"]})
         return worlds
 
     def _try(self, learner: Learner, alarm: CalibrationAlarm, index: int) -> bool:
-        """Act with archived weights in the next rollout."""
+        """Act with archived weights."""
         now = self._progress
-        now.trial, now.waited = index, 0
+        now.trial, now.steps, now.seen = index, 0, Look()
         recent = [] if self.model is None else self.model.recent
         self._put(self.archive[index])
         if self.model is not None and now.checking and not now.matched:
@@ -241,24 +265,33 @@ class DriftResponse:
         self._replaced(learner, alarm)
         return True
 
-    def _judge(self, learner: Learner, alarm: CalibrationAlarm) -> tuple[bool, bool]:
+    def _judge(self, learner: Learner, alarm: CalibrationAlarm, rollout: Rollout) -> tuple[bool, bool]:
         """Adopt the archived weights that acted, or try the next ones, or go to level 1 with the former weights."""
-        now, mean = self._progress, alarm.mean_return
+        now = self._progress
         assert now.trial is not None
-        now.waited += 1
-        if mean is None and now.waited < _LONGEST_TRIAL:
+        tried = self.archive[now.trial]
+        now.steps += rollout.steps
+        now.seen.add(rollout, alarm.completed)
+        mean = now.seen.mean_return
+        longest = max(_LONGEST_TRIAL / rollout.envs, _LENGTHS * tried["length"])
+        has_time = now.steps < longest
+        if not now.seen.is_enough or (mean is None and has_time):
             return False, False
         is_check = now.checking and not now.rewired
         floor = now.previous if is_check else min(now.floor, now.previous)
-        is_adopted = mean is not None and mean >= (floor + self.archive[now.trial]["return"]) / 2
+        is_adopted = mean is not None and mean >= (floor + tried["return"]) / 2
+        if is_check and not is_adopted and has_time and self.model is not None and self.model.is_waiting:
+            return False, False  # With more transitions, reordered weights may explain the world.
         if is_check:
             good = self.archive.pop(0)
             if is_adopted:
                 self.recoveries += 1
+                self._good = good
                 alarm.dismiss()
                 return False, self._end()
             if mean is not None and mean > now.previous:
-                self._held, now.previous = {**self._world(), "return": now.before}, mean
+                self._held = {**self._world(), "return": now.before, "length": tried["length"]}
+                now.previous = mean
             return True, self._begin(learner, alarm, good)
         if is_adopted:
             del self.archive[: now.rewired]
@@ -282,7 +315,7 @@ class DriftResponse:
         """Go on with the weights from before all trials, and with fresh statistics."""
         assert self._held is not None
         self._put(self._held)
-        self._held, self._progress.trial, self._progress.waited = None, None, 0
+        self._held, self._progress.trial, self._progress.waited = None, None, 0.0
         self._replaced(learner, alarm)
         self._raise(1)
         learner.return_scale.forget()
@@ -290,10 +323,10 @@ class DriftResponse:
             learner.normalizer.forget()
         return True
 
-    def _grow(self, learner: Learner, alarm: CalibrationAlarm) -> bool:
+    def _grow(self, learner: Learner, alarm: CalibrationAlarm, update: float) -> bool:
         """End the response once returns are back, or go to the next level if they do not improve."""
         now, mean = self._progress, alarm.mean_return
-        now.waited += 1
+        now.waited += update
         if mean is not None:
             now.window.append(mean)
         lost = now.before - now.floor
@@ -305,11 +338,11 @@ class DriftResponse:
             return False
         level = sum(now.window) / len(now.window)
         now.stuck = 0 if level - now.previous > _PROGRESS * lost else now.stuck + 1
-        now.previous, now.window, now.waited = level, [], 0
+        now.previous, now.window, now.waited = level, [], 0.0
         is_useless = now.untrained is not None and level < now.floor + _FAR_BELOW * lost
         if now.stuck < (1 if is_useless else _WINDOWS):
             return False
-        self._held = {**self._world(), "return": level}
+        self._held = {**self._world(), "return": level, "length": alarm.typical_length}
         if is_useless:
             now.level, now.exploration = 3, 0.0  # A fresh policy explores by itself.
             renew(learner)
@@ -347,9 +380,10 @@ class DriftResponse:
     def _replaced(self, learner: Learner, alarm: CalibrationAlarm) -> None:
         """After all weights were replaced, restart what belongs to the former ones."""
         restart_optimizer(learner)
+        self._acting = None
         if not self._progress.checking:
             alarm.restart()
-        alarm.episodes.weights_were_replaced()
+        alarm.weights_were_replaced()
 
     def _world(self) -> dict[str, Any]:
         """A copy of the present weights and what belongs to them."""
@@ -365,7 +399,8 @@ class DriftResponse:
 
     def state_dict(self) -> dict[str, Any]:
         """Archived weights, the last good ones, and where the response stands. Settings are not part of it."""
-        state = {"archive": list(self.archive), "good": self._good, "held": self._held, **asdict(self._progress)}
+        worlds = {"archive": list(self.archive), "good": self._good, "acting": self._acting, "held": self._held}
+        state = {**worlds, **asdict(self._progress)}
         model = {} if self.model is None else {"model": self.model.state_dict()}
         return {**state, "rewirings": self.rewirings, "recoveries": self.recoveries, **model}
 
@@ -374,10 +409,12 @@ class DriftResponse:
         value = number(at_least=-LARGEST_RETURN, at_most=LARGEST_RETURN)
         model = {} if self.model is None else {"model": self.model.rule()}
         parts = {name: _rule(part) for name, part in self._parts.items()}
-        world = optional(table({"return": value, **parts, **model}))
+        length = number(at_least=0, at_most=LARGEST_LENGTH)
+        world = optional(table({"return": value, "length": length, **parts, **model}))
         rules: dict[str, Rule] = {
             "archive": items(world),
             "good": world,
+            "acting": optional(table({**parts, **model})),
             "held": world,
             "level": count(at_most=3),
             "before": value,
@@ -385,12 +422,14 @@ class DriftResponse:
             "untrained": optional(value),
             "previous": value,
             "window": items(value),
-            "waited": count(),
+            "waited": number(at_least=0, at_most=LARGEST_RETURN),
             "stuck": count(),
             "exploration": number(at_least=0, at_most=1),
             "checking": flag,
             "matched": flag,
             "trial": optional(count()),
+            "steps": count(),
+            "seen": Look.rule(),
             "trials": count(),
             "rewired": count(),
             "rewirings": count(),
@@ -403,6 +442,7 @@ class DriftResponse:
             trial < state_dict["trials"] <= archived
             and state_dict["rewired"] <= state_dict["trials"]
             and state_dict["held"] is not None
+            and (not state_dict["checking"] or state_dict["rewired"] < state_dict["trials"])
         )
         if None in state_dict["archive"] or not is_known:
             fail(("drift_response", "trial"), trial, f"the index of one of {archived} archived worlds, or None")
@@ -416,10 +456,11 @@ class DriftResponse:
         self.check_state_dict(state_dict)
         own = copy_tree(dict(state_dict))
         self.archive, self._good, self._held = own.pop("archive"), own.pop("good"), own.pop("held")
+        self._acting = own.pop("acting")
         self.rewirings, self.recoveries = own.pop("rewirings"), own.pop("recoveries")
         if self.model is not None:
             self.model.load_state_dict(own.pop("model"))
-        self._progress = _Progress(**own)
+        self._progress = _Progress(**{**own, "seen": Look(**own["seen"])})
 
 
 def _rule(part: Stateful) -> Rule:

@@ -29,8 +29,8 @@ _MEMORY = 20_000
 """Transitions that the model of the world remembers."""
 _FEWEST = 1_000
 """Transitions that a model needs, and that the world after a change is judged by if there are as many."""
-_KEPT = 8
-"""Rollouts whose transitions are kept for that."""
+_PART = 512
+"""Transitions that are summed up together, at most: those of a rollout may be from before and after a change."""
 _QUANTILE = 0.95
 """Larger changes of a sensor within a step, such as collisions, count as this quantile of them."""
 _LEAST_ERROR = 0.01
@@ -67,7 +67,7 @@ class TransitionModel:
         self.moments, self.count = np.zeros((self._size, self._size)), 0.0
         """Second moments of ``[1, a, x, Δx]``, and transitions that they are averages of."""
         self.recent: list[dict[str, Any]] = []
-        """Sums since the world was last as expected, by rollout."""
+        """Sums since the world was last as expected, by parts of rollouts."""
 
     def observe(self, rows: Array, starts: npt.NDArray[np.bool_], actions: Tensor) -> None:
         """Take the transitions of a rollout.
@@ -77,31 +77,41 @@ class TransitionModel:
             starts: Whether they are the first of an episode ``[T, N]``.
             actions: Actions that followed ``[T, N, ...]``.
         """
-        follows = ~starts[1:]
-        first = rows[starts]
+        features = self._features(actions)
         with np.errstate(over="ignore", invalid="ignore"):
-            x, change = rows[:-1][follows], (rows[1:] - rows[:-1])[follows]
-            bound = np.quantile(np.abs(change), _QUANTILE, axis=0) if len(change) else np.zeros(self.sensors)
+            change = rows[1:] - rows[:-1]
+            followed = np.abs(change[~starts[1:]])
+            bound = np.quantile(followed, _QUANTILE, axis=0) if len(followed) else np.zeros(self.sensors)
             bound = np.where(bound > 0, bound, np.inf)
-            features = np.concatenate(
-                (np.ones((len(x), 1)), self._features(actions)[:-1][follows], x, np.clip(change, -bound, bound)), 1
-            )
-            sums = {
-                "moments": features.T @ features,
-                "count": float(len(x)),
-                "starts": np.stack((first.sum(0), (first**2).sum(0))),
-                "episodes": float(len(first)),
-            }
-        if all(np.isfinite(value).all() and np.abs(value).max(initial=0) < _LARGEST_MOMENT for value in sums.values()):
-            self.recent = [*self.recent, sums][-_KEPT:]
+            steps = max(1, _PART // rows.shape[1])
+            parts = [
+                self._sums(rows[i : i + steps + 1], starts[i : i + steps + 1], features[i : i + steps], bound)
+                for i in range(0, len(rows), steps)
+            ]
+        kept = _FEWEST + sum(sums["count"] for sums in parts)
+        self.recent += [sums for sums in parts if sums["count"] and _is_finite(sums)]
+        while sum(sums["count"] for sums in self.recent[1:]) >= kept:
+            del self.recent[0]
+
+    def _sums(self, rows: Array, starts: npt.NDArray[np.bool_], features: Array, bound: Array) -> dict[str, Any]:
+        """Sums of ``len(features)`` steps; ``rows`` has the observations after the last one, too, if there are any."""
+        follows, first = ~starts[1:], rows[: len(features)][starts[: len(features)]]
+        x, change = rows[:-1][follows], (rows[1:] - rows[:-1])[follows]
+        columns = np.ones((len(x), 1)), features[: len(follows)][follows], x, np.clip(change, -bound, bound)
+        table = np.concatenate(columns, 1)
+        return {
+            "moments": table.T @ table,
+            "count": float(len(x)),
+            "starts": np.stack((first.sum(0), (first**2).sum(0))),
+            "episodes": float(len(first)),
+        }
 
     def learn(self) -> None:
         """Take what was observed for the world as expected."""
         for sums in self.recent:
-            if sums["count"]:
-                self.count = min(self.count + sums["count"], _MEMORY)
-                weight = min(sums["count"] / self.count, 1.0)
-                self.moments = (1 - weight) * self.moments + weight * sums["moments"] / sums["count"]
+            self.count = min(self.count + sums["count"], _MEMORY)
+            weight = min(sums["count"] / self.count, 1.0)
+            self.moments = (1 - weight) * self.moments + weight * sums["moments"] / sums["count"]
         self.recent = []
 
     def rewire(self, found: Rewiring) -> None:
@@ -115,6 +125,11 @@ class TransitionModel:
     def restart(self) -> None:
         """Begin anew, in another world."""
         self.moments, self.count, self.recent = np.zeros_like(self.moments), 0.0, []
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the model is known, but too few transitions are that it could be compared with."""
+        return self.count >= _FEWEST and sum(sums["count"] for sums in self.recent) < _FEWEST / 2
 
     def match(self, starts: Starts) -> list[Rewiring]:
         """Orders and signs of sensors, or of actions, with which the model explains the last transitions, best first.
@@ -167,7 +182,7 @@ class TransitionModel:
         amount = number(at_least=0, at_most=_LARGEST_MOMENT)
         sums = {
             "moments": moments,
-            "count": amount,
+            "count": number(above=0, at_most=_LARGEST_MOMENT),
             "starts": numbers((2, self.sensors), [torch.float64], **bounds),
             "episodes": amount,
         }
@@ -259,6 +274,10 @@ class _Score:
             distance = gains**2 * square[where] - 2 * gains * mean[where] * self.starts.mean + self.starts.mean**2
             score = score + np.log1p(np.maximum(distance, 0) / self.starts.variance).sum(-1)
         return score
+
+
+def _is_finite(sums: Mapping[str, Any]) -> bool:
+    return all(np.isfinite(value).all() and np.abs(value).max(initial=0) < _LARGEST_MOMENT for value in sums.values())
 
 
 def _moves(count: int, signs: bool) -> tuple[Indices, Array]:
