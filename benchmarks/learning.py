@@ -241,14 +241,15 @@ def train(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Entry:
 
 
 def alarms(model: BaseAlgorithm) -> dict[str, int]:
-    """Drift alarms, all of them false in these tasks, and updates in which they might have been raised."""
-    alarm = getattr(getattr(model, "learner", None), "drift_alarm", None)
-    if alarm is None:
+    """Drift alarms, all of them false in these tasks, weights that were taken back, and updates."""
+    learner = getattr(model, "learner", None)
+    if getattr(learner, "drift_alarm", None) is None:
         return {}
+    response = learner.drift_response
     return {
-        "alarms": alarm.alarms,
-        "recovered": model.learner.drift_response.recoveries,
-        "updates": model.counters.n_updates,
+        "alarms": learner.drift_alarm.alarms,
+        "recovered": 0 if response is None else response.recoveries,
+        "updates": model.num_timesteps // (model.n_steps * model.n_envs),
     }
 
 
