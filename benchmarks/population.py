@@ -9,6 +9,7 @@
 - population: M members at once against a single agent: an optimizer step, of 64 steps x 16 sequences each; an exploit,
   in which half of the population gets the state of the other half; and trainings in the market with regimes, rollouts
   and updates on the device. A single agent has its CUDA graph, and its environments are tensors too.
+- learning: what 64 members, and single agents one by one, have learned after 500,000 steps in that market.
 
 Everything is on: twin quantile critics, LSTMs for actor and critics, AdaptiveUPGD with noise, gradient scaling. Matrix
 products are exact float32, TF32 (``torch.set_float32_matmul_precision("high")``) or bfloat16 (``mixed_precision``). The
@@ -39,7 +40,7 @@ from driftproof.pbt.vectorized import VectorizedPopulation
 from driftproof.ppo import DistributionalPPO
 
 MARKET = "driftproof/RegimeMarket-v0"
-PARTS = ("environments", "population")
+PARTS = ("environments", "population", "learning")
 PRODUCTS = ("float32", "tf32", "bf16")
 """Precisions of matrix products."""
 PEAKS = {"H200": (495e12, 4.8e12), "H100": (495e12, 3.35e12), "A100": (156e12, 2.0e12)}
@@ -189,6 +190,41 @@ def member_agent(device: str, shape: dict[str, Any], member: int) -> Distributio
     return agent(device, seed=member, learning_rate=1e-4 * 1.02**member, **shape)
 
 
+def learning(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Returns after the same number of steps: of members that train at once, and of agents that train alone."""
+    device, updates = options.device, 2 if options.quick else 122
+    members, singles = (2, 1) if options.quick else (64, 3)
+    shape: dict[str, Any] = {"units": 16 if options.quick else 128, "envs": 64, "n_steps": 64, "batch_size": 1024}
+    shape |= {"gamma": 0.9, "gae_lambda": 0.8, "mixed_precision": device == "cuda"}
+    steps = updates * shape["n_steps"] * shape["envs"]
+    alone, spent = [], 0.0
+    for seed in range(singles):
+        single = agent(device, seed=1000 + seed, cuda_graph=device == "cuda", **shape)
+        start = time.perf_counter()
+        single.learn(steps)
+        synchronize(device)
+        spent += time.perf_counter() - start
+        alone.append(last_return(single))
+    yield learned("single agents, one by one", alone, steps, spent)
+    together = VectorizedPopulation(lambda member: agent(device, seed=member, **shape), members)
+    start = time.perf_counter()
+    together.learn(updates)
+    synchronize(device)
+    spent = time.perf_counter() - start
+    yield learned("members at once", [last_return(each) for each in together.agents], steps, spent)
+    together.close()
+
+
+def last_return(model: DistributionalPPO) -> float:
+    """Mean return of the last 100 episodes of training."""
+    returns = [float(episode["r"]) for episode in model.ep_info_buffer or []]
+    return sum(returns) / max(len(returns), 1)
+
+
+def learned(kind: str, returns: list[float], steps: int, spent: float) -> dict[str, Any]:
+    return {"learning": kind, "agents": len(returns), "steps": steps, "returns": returns, "seconds": spent}
+
+
 def row(
     kind: str, units: int, members: int, step: float, alone: float, bound: float | None, rate: float
 ) -> dict[str, Any]:
@@ -207,8 +243,10 @@ def row(
 
 def what(measured: dict[str, Any]) -> tuple[Any, ...]:
     """What was measured, in the order of the tables."""
-    if "units" not in measured:
+    if "environment" in measured:
         return measured["environment"], measured["form"]
+    if "learning" in measured:
+        return (measured["learning"],)
     return measured["units"], PRODUCTS.index(measured["products"]), measured["kind"] != "single", measured["members"]
 
 
@@ -256,6 +294,21 @@ def report(results: dict[str, Any]) -> list[str]:
             for each in rows
         ]
         sections.append(show_table("Members at once", columns, table))
+    if rows := results.get("learning"):
+        columns = ["agents", "number", "steps of each", "return", "lowest", "highest", "seconds"]
+        table = [
+            [
+                each["learning"],
+                str(each["agents"]),
+                f"{each['steps']:,}",
+                f"{sum(each['returns']) / len(each['returns']):.4g}",
+                f"{min(each['returns']):.4g}",
+                f"{max(each['returns']):.4g}",
+                f"{each['seconds']:.0f}",
+            ]
+            for each in rows
+        ]
+        sections.append(show_table("Mean return of the last 100 episodes", columns, table))
     return sections
 
 
@@ -316,7 +369,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     kept = folder / "population.json" if folder else Path(os.devnull)
     results: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}
-    measures = {"environments": environments, "population": population}
+    measures = {"environments": environments, "population": population, "learning": learning}
     for part in [] if options.report else options.parts:
         for measured in measures[part](options):
             # What has been measured of others stays.
