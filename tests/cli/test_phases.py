@@ -99,9 +99,9 @@ def test_of_very_many_phases_some_are_evaluated(runs, capsys, tmp_path):
 
 def test_the_observation_normalizer_follows_and_starts_every_phase_as_it_was():
     agent = DistributionalPPO(
-        "MlpPolicy", "CartPole-v1", n_steps=256, batch_size=64, seed=0, observation_normalizer=True
+        "MlpPolicy", "CartPole-v1", n_steps=512, batch_size=64, seed=0, drift_kit=False, observation_normalizer=True
     )
-    agent.learn(256)
+    agent.learn(512)
     rows = np.random.default_rng(0).normal(0, 0.05, (200, 4)).astype(np.float32)
     starts = np.ones(len(rows), bool)
     player = Following(agent)

@@ -280,17 +280,16 @@ def test_reordered_statistics_describe_reordered_sensors(rng):
     normalizer.check_state_dict(state)
 
 
-def test_observations_of_a_rollout_are_kept_on_demand():
+def test_observations_of_a_rollout_are_kept():
     normalizer = ObservationNormalizer(VECTOR)
-    for keeps in (False, True):
-        normalizer.keeps_rollout = keeps
+    for _ in range(2):
         normalizer.begin()
+        assert normalizer.recorded(3) is None
         for step in range(3):
             normalizer.observe(np.full((2, 3), step, np.float32), np.array([step == 1, False]))
-        kept = normalizer.recorded(3)
-        assert (kept is not None) == keeps
         assert normalizer.recorded(2) is None
-    rows, starts = kept
+        assert normalizer.recorded(3, "other") is None
+    rows, starts = normalizer.recorded(3)
     assert rows[..., 0].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert starts.tolist() == [[False, False], [True, False], [False, False]]
 
@@ -397,7 +396,7 @@ def test_another_agent_takes_the_statistics_over(agent):
     assert torch.equal(agent.policy.predict_values(raw), other.policy.predict_values(raw))
 
 
-def test_rollouts_hold_normalised_observations_and_callbacks_see_raw_ones(agent):
+def test_callbacks_see_raw_observations(agent):
     from stable_baselines3.common.callbacks import BaseCallback
 
     seen = []
@@ -409,10 +408,12 @@ def test_rollouts_hold_normalised_observations_and_callbacks_see_raw_ones(agent)
 
     agent.learn(128, callback=Looks(), reset_num_timesteps=False)
     assert torch.cat(seen)[:, 0].abs().max() < 3
-    assert not torch.equal(torch.stack(seen), torch.as_tensor(agent.rollout_buffer.observations))
+    raw = torch.as_tensor(agent.rollout_buffer.observations)
+    torch.testing.assert_close(torch.stack(seen).view_as(raw), raw)
+    assert not torch.equal(agent._rollout.observations.view_as(raw), raw), "networks are trained on normalised ones"
 
 
 def test_explicitly_normalising_nothing_is_an_error():
     with pytest.raises(ValueError, match="nothing to normalise"):
-        DistributionalPPO("MlpPolicy", "FrozenLake-v1", observation_normalizer=True)
+        DistributionalPPO("MlpPolicy", "FrozenLake-v1", drift_kit=False, observation_normalizer=True)
     assert DistributionalPPO("MlpPolicy", "FrozenLake-v1", drift_kit=True).learner.normalizer is None

@@ -61,7 +61,8 @@ def differences(population, member, alone, tolerance=1e-4):
     ],
     ids=["VecNormalize", "truncated", "drift_kit"],
 )
-def test_members_train_as_they_do_alone(make):
+def test_members_train_as_they_do_alone(make, monkeypatch):
+    monkeypatch.setattr("driftproof.learner.observation_normalizer._FIXED", 30)  # Decided within this training.
     population = VectorizedPopulation(make, 3)
     train(population, 2)
     train(population, 2)
@@ -106,9 +107,10 @@ def test_environments_in_processes():
     population.close()
 
 
-def test_environments_on_the_device():
+@pytest.mark.parametrize("drift_kit", [False, True])
+def test_environments_on_the_device(drift_kit):
     def make(member):
-        return agent(member, lambda: TensorVecEnv(cart_poles(2)))
+        return agent(member, lambda: TensorVecEnv(cart_poles(2)), drift_kit=drift_kit)
 
     population = VectorizedPopulation(make, 3)
     train(population, 2)
@@ -117,6 +119,15 @@ def test_environments_on_the_device():
         alone = make(member)
         Trainee(alone, 6).train(4)
         assert not differences(population, member, alone)
+
+
+def test_observations_on_the_device_are_not_normalised():
+    def make(member, **settings):
+        return agent(member, lambda: TensorVecEnv(cart_poles(2)), **settings)
+
+    assert make(0, drift_kit=True).learner.normalizer is None
+    with pytest.raises(ValueError, match="observation_normalizer=True needs observations on the host"):
+        VectorizedPopulation(lambda member: make(member, observation_normalizer=True), 2)
 
 
 @pytest.mark.parametrize("on_device", [False, True])

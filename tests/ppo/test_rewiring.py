@@ -176,7 +176,6 @@ def test_swapped_actions_are_found():
 def test_it_is_a_part_of_the_kit_that_can_be_switched_off():
     agent = agent_in("sensors", drift_rewiring=False)
     assert agent.learner.drift_response.model is None
-    assert not agent.learner.normalizer.keeps_rollout
     assert agent_in("sensors", observation_normalizer=False).learner.drift_response.model is None
     for missing in ({"drift_response": False}, {"observation_normalizer": False}):
         with pytest.raises(ValueError, match="drift_rewiring"):

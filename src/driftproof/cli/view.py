@@ -287,7 +287,10 @@ class PopulationStatus:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         is_narrow = shutil.get_terminal_size().columns < _WIDE
         names = [name for name in SIGNS if name != "training return" and not (is_narrow and name in _LEFT_OUT)]
-        drift = [name for name in (PHASE, ALARMS) if any(name in member["drift"] for member in self._members)]
+        told = [member["drift"] for member in self._members]
+        drifts = any(PHASE in each for each in told)
+        alarms = any(each.get(ALARMS, 0) > 0 or (drifts and ALARMS in each) for each in told)
+        drift = [name for name, is_shown in ((PHASE, drifts), (ALARMS, alarms)) if is_shown]
         heads = [re.sub("[ _.]", "\n", _plain(name)) for name in (*names, *self._shown)]
         heads += [name.removeprefix("drift/") for name in drift]
         for head in ("", "updates", _plain(self._metric), *heads):

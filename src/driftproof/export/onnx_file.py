@@ -182,7 +182,7 @@ def _expected(agent: DistributionalPPO, graph: StepGraph, inputs: Arrays) -> tup
     action, next_actor = agent.predict(seen, actor or None, deterministic=True)
     shared = agent.policy.critic_core is None
     quantiles, next_critic = agent.predict_quantiles(seen, (actor if shared else critic) or None)
-    tensors, _ = agent.policy.obs_to_tensor(seen)
+    tensors = agent.policy.normalized(agent.policy.obs_to_tensor(seen)[0])
     state = PolicyState(*(tuple(torch.as_tensor(x) for x in part) for part in (actor, critic)))
     parameters = agent.policy.evaluate(map_observation(tensors, lambda x: x.unsqueeze(0)), state).parameters[0]
     described = (part.numpy() for part in graph.describe(parameters))

@@ -96,12 +96,12 @@ class EpisodeReturns:
 
     def state_dict(self) -> dict[str, Any]:
         """Running sums, and which of them count."""
-        return {"running": self._running.copy(), "counts": self._counts.copy()}
+        return {"running": torch.from_numpy(self._running.copy()), "counts": torch.from_numpy(self._counts.copy())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore the running sums."""
-        self._running = np.array(state_dict["running"], np.float64)
-        self._counts = np.array(state_dict["counts"], bool)
+        self._running = torch.as_tensor(state_dict["running"]).cpu().numpy().copy()
+        self._counts = torch.as_tensor(state_dict["counts"]).cpu().numpy().copy()
         self._between = np.zeros_like(self._counts)
 
 
@@ -298,6 +298,11 @@ class CalibrationAlarm:
             "episodes": self.episodes.state_dict(),
         }
 
+    @staticmethod
+    def initial_state_dict() -> dict[str, Any]:
+        """The state before the first update."""
+        return CalibrationAlarm().state_dict()
+
     def check_state_dict(self, state_dict: Any) -> None:
         """Raise a ``CheckpointError`` unless this is the state of such an alarm."""
         value = number(at_least=-LARGEST_RETURN, at_most=LARGEST_RETURN)
@@ -375,8 +380,8 @@ def _bounded(returns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _check_episodes(value: Any, path: tuple[Any, ...]) -> None:
-    running = numbers((None,), [np.float64], at_least=-LARGEST_RETURN, at_most=LARGEST_RETURN)
-    rules = {"running": running, "counts": numbers((None,), [np.bool_])}
+    running = numbers((None,), [torch.float64], at_least=-LARGEST_RETURN, at_most=LARGEST_RETURN)
+    rules = {"running": running, "counts": numbers((None,), [torch.bool])}
     table(rules)(value, path)
     if len(value["running"]) != len(value["counts"]):
         fail(path, value, "as many running sums as flags")

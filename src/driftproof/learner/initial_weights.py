@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from driftproof.nn.types import SECOND_CRITIC
 from driftproof.state.schema import check, numbers, table
 
 
@@ -62,7 +63,7 @@ class InitialWeights:
         """Raise a ``CheckpointError`` unless these are parameters of the policy, or of one like it with one critic."""
         rules = {name: numbers(tensor.shape, tensors_only=True) for name, tensor in self._initial.items()}
         # The second critic of a policy that had one before keeps its own initial values.
-        second = {name: rule for name, rule in rules.items() if name.startswith("critics.1.")}
+        second = {name: rule for name, rule in rules.items() if name.startswith(SECOND_CRITIC)}
         has_second = isinstance(state_dict, Mapping) and any(name in state_dict for name in second)
         first = {name: rule for name, rule in rules.items() if has_second or name not in second}
         check("initial_weights", state_dict, table(first))

@@ -283,8 +283,6 @@ class ObservationNormalizer:
     def __init__(self, space: Any, memory: int = 20_000) -> None:
         self._shapes = dict(normalizable(space))
         self.statistics = {key: AnchoredStatistics(math.prod(shape), memory) for key, shape in self._shapes.items()}
-        self.keeps_rollout = False
-        """Whether to keep the observations of a rollout for :meth:`recorded`."""
         self._vectors: dict[str, tuple[Array, Array]] | None = None
         self._moments: dict[str, Moments] | None = None
         self.begin()
@@ -308,7 +306,7 @@ class ObservationNormalizer:
 
     def begin(self) -> None:
         """Begin a rollout."""
-        self._recorded: list[tuple[Array, npt.NDArray[np.bool_]]] = []
+        self._recorded: list[tuple[dict[str, Array], npt.NDArray[np.bool_]]] = []
         self._clear_pending()
 
     def _clear_pending(self) -> None:
@@ -320,15 +318,16 @@ class ObservationNormalizer:
         """Statistics of observations that are one array; ``None``: they are a dict, or no floating-point numbers."""
         return self.statistics.get(WHOLE)
 
-    def recorded(self, steps: int) -> tuple[Array, npt.NDArray[np.bool_]] | None:
-        """Observations of the rollout ``[T, N, size]`` before they were normalised, and which are first ``[T, N]``.
+    def recorded(self, steps: int, key: str = WHOLE) -> tuple[Array, npt.NDArray[np.bool_]] | None:
+        """Observations of the rollout ``[T, N, *shape]`` before they were normalised, and which are first ``[T, N]``.
 
-        ``None`` if they are not those of so many steps, as a state was loaded meanwhile.
+        ``None`` if they are not those of so many steps, as a state was loaded meanwhile, or are not normalised.
         """
-        if len(self._recorded) != steps:
+        if len(self._recorded) != steps or key not in self._shapes:
             return None
         rows, starts = zip(*self._recorded, strict=True)
-        return np.stack(rows), np.stack(starts)
+        whole = np.stack([each[key] for each in rows])
+        return whole.reshape(*whole.shape[:2], *self._shapes[key]), np.stack(starts)
 
     def take(self, observation: HostObservation, starts: npt.NDArray[np.bool_]) -> HostObservation:
         """:meth:`observe` observations; returns them normalised, in single precision.
@@ -357,8 +356,7 @@ class ObservationNormalizer:
         rows = {key: _rows(observation, key) for key in self.statistics}
         if any(starts.tolist()):  # Faster than NumPy for a few numbers.
             self._learn_starts(rows, starts)
-        if self.keeps_rollout:
-            self._recorded.append((rows[WHOLE], starts.copy()))
+        self._recorded.append((rows, starts.copy()))
         self._pending.append(rows)
         self._pending_rows += len(starts)
         # The first observations ever are used soon.

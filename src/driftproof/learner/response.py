@@ -14,6 +14,7 @@ from driftproof.learner.renewal import renew, restart_optimizer, rewire, soften
 from driftproof.learner.rewiring import LARGEST, Starts, TransitionModel
 from driftproof.learner.rollout import Rollout
 from driftproof.nn.normalization import WHOLE
+from driftproof.nn.types import SECOND_CRITIC
 from driftproof.state import Stateful, copy_tree
 from driftproof.state.schema import Rule, check, count, fail, flag, items, like, number, optional, table
 
@@ -142,8 +143,6 @@ class DriftResponse:
         sensors = None if learner.normalizer is None else learner.normalizer.sensors
         wiring = learner.policy.wiring() if self.rewiring and sensors is not None else None
         if sensors is not None and wiring is not None and max(sensors.size, wiring.actions) <= LARGEST:
-            assert learner.normalizer is not None
-            learner.normalizer.keeps_rollout = True
             self.model = TransitionModel(sensors.size, wiring)
 
     def adjusted(self, settings: UpdateSettings) -> UpdateSettings:
@@ -164,7 +163,8 @@ class DriftResponse:
         if self.model is not None and learner.normalizer is not None:
             recorded = learner.normalizer.recorded(rollout.steps)
             if recorded is not None:
-                self.model.observe(*recorded, rollout.actions)
+                rows, starts = recorded
+                self.model.observe(rows.reshape(*starts.shape, -1), starts, rollout.actions)
         update = min(1.0, rollout.valid.sum() / _FULL)
         now.exploration = max(0.0, now.exploration - update / _FADE)
         if now.trial is not None:
@@ -404,6 +404,13 @@ class DriftResponse:
         model = {} if self.model is None else {"model": self.model.state_dict()}
         return {**state, "rewirings": self.rewirings, "recoveries": self.recoveries, **model}
 
+    def initial_state_dict(self) -> dict[str, Any]:
+        """The state before the first update."""
+        fresh = DriftResponse()
+        if self.model is not None:
+            fresh.model = TransitionModel(self.model.sensors, self.model.wiring)
+        return fresh.state_dict()
+
     def check_state_dict(self, state_dict: Any) -> None:
         """Raise a ``CheckpointError`` unless this is the state of a response with such networks."""
         value = number(at_least=-LARGEST_RETURN, at_most=LARGEST_RETURN)
@@ -455,21 +462,31 @@ class DriftResponse:
         """
         self.check_state_dict(state_dict)
         own = copy_tree(dict(state_dict))
-        self.archive, self._good, self._held = own.pop("archive"), own.pop("good"), own.pop("held")
-        self._acting = own.pop("acting")
+        self.archive = [self._whole(world) for world in own.pop("archive")]
+        self._good, self._held, self._acting = (self._whole(own.pop(name)) for name in ("good", "held", "acting"))
         self.rewirings, self.recoveries = own.pop("rewirings"), own.pop("recoveries")
         if self.model is not None:
             self.model.load_state_dict(own.pop("model"))
         self._progress = _Progress(**{**own, "seen": Look(**own["seen"])})
 
+    def _whole(self, world: Any) -> Any:
+        """The world, with the policy's own second critic where its weights have none."""
+        if world is None:
+            return None
+        own = copy_tree(dict(self._parts["policy"].state_dict()))
+        return {**world, "policy": {**own, **world["policy"]}}
+
 
 def _rule(part: Stateful) -> Rule:
-    """Schema of a component's state."""
+    """Schema of a component's state; weights with one critic fit a policy with two."""
 
     def rule(value: Any, path: tuple[Any, ...]) -> None:
-        if callable(own := getattr(part, "check_state_dict", None)):
-            own(value)
-        else:
-            like(dict(part.state_dict()))(value, path)
+        if callable(check_own := getattr(part, "check_state_dict", None)):
+            check_own(value)
+            return
+        own = dict(part.state_dict())
+        if isinstance(value, Mapping) and not any(str(key).startswith(SECOND_CRITIC) for key in value):
+            own = {key: each for key, each in own.items() if not key.startswith(SECOND_CRITIC)}
+        like(own)(value, path)
 
     return rule

@@ -239,7 +239,8 @@ class CategoricalHead(ValueHead):
     def quantiles(self, prediction: Tensor) -> Tensor:
         levels = (self.places + 0.5) / self.places.numel()
         cumulative = prediction.softmax(-1).cumsum(-1)
-        reached = torch.searchsorted(cumulative, levels.expand_as(cumulative).contiguous())
+        # Of the same members as the sums, where torch.vmap runs this for several at once, and contiguous.
+        reached = torch.searchsorted(cumulative, torch.zeros_like(cumulative) + levels)
         return self.support[reached.clamp_max(self.places.numel() - 1)]
 
     def cvar(self, prediction: Tensor, alpha: Number) -> Tensor:

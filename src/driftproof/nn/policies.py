@@ -40,7 +40,7 @@ from driftproof.nn.heads import CategoricalHead, QuantileHead, ValueHead
 from driftproof.nn.networks import Critic, dense_network, layer_widths, output_width
 from driftproof.nn.recycling import recycle
 from driftproof.nn.segments import Segments
-from driftproof.nn.types import Evaluation, Observation, PolicyState, Rewiring, Wiring, map_observation
+from driftproof.nn.types import SECOND_CRITIC, Evaluation, Observation, PolicyState, Rewiring, Wiring, map_observation
 from driftproof.nn.wiring import rewire, wiring_of
 from driftproof.settings.definition import documented, settings_of, takes
 from driftproof.settings.policy import PolicySettings
@@ -335,14 +335,14 @@ class DistributionalPolicy(Acting):
             warnings.warn(
                 "the state has one critic and this policy two: the second keeps its own weights", stacklevel=2
             )
-            second = {key: value for key, value in self.state_dict().items() if key.startswith("critics.1.")}
+            second = {key: value for key, value in self.state_dict().items() if key.startswith(SECOND_CRITIC)}
             state_dict = {**state_dict, **second}
         return super().load_state_dict(state_dict, strict, assign)
 
     def lacks_second_critic(self, state_dict: Mapping[str, Any]) -> bool:
         """Whether a state is that of a policy with one critic, while this one has two."""
         keys = [key for key in state_dict if key.startswith("critics.")]
-        return len(self.critics) == 2 and bool(keys) and not any(key.startswith("critics.1.") for key in keys)
+        return len(self.critics) == 2 and bool(keys) and not any(key.startswith(SECOND_CRITIC) for key in keys)
 
     def recycle(
         self, observation: Observation, state: PolicyState, segments: Segments | None, threshold: float

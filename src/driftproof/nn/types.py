@@ -12,6 +12,8 @@ from torch import Tensor
 from driftproof.nn.cores import State, mask_state
 
 Observation: TypeAlias = "Tensor | dict[str, Tensor]"
+SECOND_CRITIC = "critics.1."
+"""How the names of the second critic's weights begin, which a policy with one critic does not have."""
 
 
 class PolicyState(NamedTuple):

@@ -8,7 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
+from driftproof.learner.alarm import CalibrationAlarm
 from driftproof.learner.kl import KLPenalty
+from driftproof.learner.response import DriftResponse
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
 from driftproof.optim.earlier_states import EARLIER_STATE, is_earlier_state
 from driftproof.state import Stateful, printable
@@ -45,8 +47,8 @@ def is_earlier(given: Mapping[str, Any]) -> bool:
 def completed(components: Mapping[str, Stateful], states: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """States for all of an agent's components, given another agent's policy and perhaps more of its states.
 
-    The optimizer's moments and the statistics of variance gradient scaling start anew unless given, since they belong
-    to the former weights. Other components keep their states unless given.
+    What belongs to the former weights starts anew unless given: the optimizer's moments, the statistics of variance
+    gradient scaling, drift alarm and response. Other components keep their states unless given.
 
     Args:
         components: The agent's components, by their names in the tree.
@@ -107,4 +109,8 @@ def anew(component: Stateful) -> tuple[dict[str, Any], str | None]:
     if isinstance(component, VarianceGradientScaler):
         initial = component.initial_state_dict()
         return initial, "statistics of variance gradient scaling begin anew, with its warm-up"
+    if isinstance(component, CalibrationAlarm):
+        return component.initial_state_dict(), "the drift alarm begins anew"
+    if isinstance(component, DriftResponse):
+        return component.initial_state_dict(), "no weights of earlier worlds are kept"
     return own, None

@@ -15,6 +15,7 @@ from driftproof.learner.estimates import Estimates
 from driftproof.learner.learner import Learner, UpdateSettings
 from driftproof.learner.rollout import Rollout
 from driftproof.nn.distributions import ActionDistribution
+from driftproof.nn.normalization import WHOLE
 from driftproof.settings.schedules import Schedule
 
 Array = npt.NDArray[Any]
@@ -59,11 +60,18 @@ class RolloutView:
 
     @property
     def observations(self) -> Array | dict[str, Array]:
-        """Observations of the policy, normalised if ``VecNormalize`` does so."""
+        """Observations of the policy, normalised if ``VecNormalize`` does so, but not by the agent itself."""
         observations = self._rollout.observations
         if isinstance(observations, dict):
-            return {key: _array(part) for key, part in observations.items()}
-        return _array(observations)
+            return {key: self._raw(key, part) for key, part in observations.items()}
+        return self._raw(WHOLE, observations)
+
+    def _raw(self, key: str, stored: Tensor) -> Array:
+        """A part of the observations, as the policy's methods take it."""
+        normalizer = self._learner.normalizer
+        recorded = None if normalizer is None else normalizer.recorded(self.buffer_size, key)
+        stored_array = _array(stored)
+        return stored_array if recorded is None else recorded[0].astype(stored_array.dtype)
 
     @property
     def actions(self) -> Array:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from driftproof.nn.policies import DistributionalPolicy
+from driftproof.nn.types import SECOND_CRITIC
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD
 from driftproof.state import CheckpointError
 from driftproof.state.schema import (
@@ -50,7 +51,7 @@ def check_policy_state(policy: DistributionalPolicy, state: Any) -> None:
     """Raise a ``CheckpointError`` unless these are weights of the policy, or of one like it with a single critic."""
     own = policy.state_dict()
     if isinstance(state, dict) and policy.lacks_second_critic({key: None for key in state if isinstance(key, str)}):
-        own = {key: value for key, value in own.items() if not key.startswith("critics.1.")}
+        own = {key: value for key, value in own.items() if not key.startswith(SECOND_CRITIC)}
     check("policy", state, table({key: _weights(value) for key, value in own.items()}))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from driftproof.nn.types import SECOND_CRITIC
 from driftproof.ppo.components import load_state
 from driftproof.ppo.persistence import Persistent
 from driftproof.ppo.tree import check_layer_norm, internal_name, parameters_from
@@ -67,8 +68,8 @@ def _check_networks(own: Mapping[str, Tensor], given: Mapping[str, Any]) -> None
     Raises:
         CheckpointError: Names tensors that differ, other than those of a second critic that the checkpoint lacks.
     """
-    if not any(str(name).startswith("critics.1.") for name in given):
-        own = {name: tensor for name, tensor in own.items() if not name.startswith("critics.1.")}
+    if not any(str(name).startswith(SECOND_CRITIC) for name in given):
+        own = {name: tensor for name, tensor in own.items() if not name.startswith(SECOND_CRITIC)}
     here = {name: tuple(tensor.shape) for name, tensor in own.items()}
     there = {str(name): tuple(getattr(tensor, "shape", ())) for name, tensor in given.items()}
     differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))

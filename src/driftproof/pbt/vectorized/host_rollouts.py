@@ -223,7 +223,7 @@ class _Half:
             with self._caught(member):
                 normalizer = self._agent(member).learner.normalizer
                 if normalizer is not None:
-                    normalizer.learn()
+                    normalizer.finish()
                 callback.on_rollout_end()
 
     def _active(self) -> list[tuple[int, BaseCallback]]:

@@ -43,6 +43,12 @@ class TensorRollouts:
     ) -> None:
         self.agents, self.rollout, self.generators = agents, rollout, generators
         envs = [self._env_of(agent) for agent in agents]
+        if any(agent.learner.normalizer is not None for agent in agents):
+            raise ArgumentError(
+                "observation_normalizer=True needs observations on the host, and those of these environments stay on "
+                "the device: leave it out, or train members in environments of Gymnasium",
+                "observation_normalizer",
+            )
         first = envs[0]
         if any((env.env_id, env.kwargs, env.device) != (first.env_id, first.kwargs, first.device) for env in envs):
             raise ArgumentError("members need tensor environments of the same id, arguments and device")
