@@ -68,7 +68,9 @@ def main() -> None:
     runs = [
         run
         for mode, changes in MODES.items()
-        for run in learning.plan(tasks, ["driftproof"], args.seeds, args.steps, changes, label=mode)
+        for run in learning.plan(
+            tasks, ["driftproof"], args.seeds, args.steps, {"drift_kit": False, **changes}, label=mode
+        )
     ]
     runs.sort(key=lambda run: run.seed)
     path = args.folder / "agent_vgs.json"

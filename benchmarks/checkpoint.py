@@ -103,6 +103,7 @@ def training_section(folder: Path, rounds: int, updates: int, batch_size: int, e
 
 def training_agent(batch_size: int, epochs: int) -> DistributionalPPO:
     settings = {"n_steps": STEPS, "batch_size": batch_size, "n_epochs": epochs, "seed": 0, "device": "cpu"}
+    settings["drift_kit"] = False
     agent = DistributionalPPO("MlpLstmPolicy", make_vec_env("CartPole-v1", ENVS, seed=0), **settings)
     return agent.learn(2 * STEPS * ENVS)
 

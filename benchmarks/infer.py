@@ -35,7 +35,7 @@ NUMBERS = ("score", "p10", "p50", "p90", "cvar")
 
 def make_agent(policy: str = "MlpLstmPolicy", position: bool = False) -> DistributionalPPO:
     env = gymnasium.make("driftproof/RegimeMarket-v0", observe_position=position)
-    return DistributionalPPO(policy, env, n_steps=64, batch_size=64, seed=0, device="cpu")
+    return DistributionalPPO(policy, env, n_steps=64, batch_size=64, seed=0, device="cpu", drift_kit=False)
 
 
 def markets(rows: int, count: int) -> dict[str, Bars]:

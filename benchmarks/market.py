@@ -71,7 +71,7 @@ def play(ask: Asked, markets: int, actions: str = "continuous") -> tuple[np.ndar
 def trained(policy: str, actions: str, steps: int, seed: int) -> tuple[Asked, float]:
     """An agent, and how long it took."""
     env = make_vec_env(ID, ENVS, seed=seed * ENVS, env_kwargs={"actions": actions})
-    agent = DistributionalPPO(policy, env, seed=seed, device="cpu", **SETTINGS)
+    agent = DistributionalPPO(policy, env, seed=seed, device="cpu", drift_kit=False, **SETTINGS)
     start = time.process_time()
     agent.learn(steps)
     seconds = time.process_time() - start

@@ -48,7 +48,7 @@ Entry = dict[str, Any]
 
 def exploit(rounds: int) -> Entry:
     """Seconds of each step of an exploit, medians."""
-    settings: dict[str, Any] = {"n_steps": 32, "batch_size": 32, "n_epochs": 1, "device": "cpu"}
+    settings: dict[str, Any] = {"n_steps": 32, "batch_size": 32, "n_epochs": 1, "device": "cpu", "drift_kit": False}
     settings["policy_kwargs"] = {"lstm_hidden_size": 336}
     donor, taker = (
         Trainee(DistributionalPPO("MlpLstmPolicy", "LunarLander-v3", seed=seed, **settings), 10) for seed in (0, 1)

@@ -67,7 +67,7 @@ def finder(seed: int, updates: int, member: int, **changes: Any) -> Distribution
     """A member that looks for the target."""
     steps = 16
     env = DummyVecEnv([lambda: Monitor(NoisyTarget(seed, updates * steps))] * 32)
-    settings: dict[str, Any] = {"n_steps": steps, "batch_size": 256, "n_epochs": 4, "gamma": 0.0}
+    settings: dict[str, Any] = {"n_steps": steps, "batch_size": 256, "n_epochs": 4, "gamma": 0.0, "drift_kit": False}
     settings |= {"policy_kwargs": {"net_arch": [32]}, "vgs_kwargs": {"warmup_steps": 20}}
     return DistributionalPPO("MlpPolicy", env, **settings, seed=1000 * seed + member, device="cpu", **changes)
 
@@ -91,5 +91,5 @@ def normalized(env_id: str, count: int) -> VecNormalize:
 def learner(env_id: str, seed: int, member: int, **changes: Any) -> DistributionalPPO:
     """A member without memory on an environment of Gymnasium, with normalised observations."""
     settings: dict[str, Any] = {"n_steps": 256, "batch_size": 256, "n_epochs": 6, "gae_lambda": 0.98}
-    settings |= {"seed": 1000 * seed + member, "device": "cpu"} | changes
+    settings |= {"seed": 1000 * seed + member, "device": "cpu", "drift_kit": False} | changes
     return DistributionalPPO("MlpPolicy", normalized(env_id, 8), **settings)

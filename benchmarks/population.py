@@ -75,6 +75,7 @@ def agent(device: str, units: int, envs: int, n_steps: int, batch_size: int, **s
         n_epochs=2,
         policy_kwargs={"lstm_hidden_size": units},
         device=device,
+        drift_kit=False,
         **settings,
     )
 

@@ -28,7 +28,7 @@ WORKERS = 2
 
 
 def make_agent(member: int) -> DistributionalPPO:
-    settings = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "seed": member, "device": "cpu"}
+    settings = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "seed": member, "device": "cpu", "drift_kit": False}
     return DistributionalPPO("MlpPolicy", make_vec_env("CartPole-v1", 1), vgs_kwargs={"warmup_steps": 1}, **settings)
 
 

@@ -94,6 +94,7 @@ def agent_time(units: int, mixed: bool, precision: str, kernels: bool = True, pr
             cuda_graph=True,
             mixed_precision=mixed,
             policy_kwargs={"lstm_hidden_size": units},
+            drift_kit=False,
         )
         step = agent.learner.take_step
         seen: list[Any] = []

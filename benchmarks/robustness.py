@@ -172,7 +172,13 @@ def trained(run: Run) -> tuple[DistributionalPPO, float]:
     settings = learning.with_schedules(task.settings)
     # Environment i of a run is seeded with seed + i: far apart, so that no two runs share one.
     model = DistributionalPPO(
-        "MlpPolicy", env, seed=1000 * run.seed, device="cpu", adversarial=run.adversarial, **settings
+        "MlpPolicy",
+        env,
+        seed=1000 * run.seed,
+        device="cpu",
+        adversarial=run.adversarial,
+        drift_kit=False,
+        **settings,
     )
     start = time.perf_counter()
     model.learn(run.steps)
@@ -319,6 +325,7 @@ def cost(quick: bool) -> list[str]:
                 n_epochs=1 if quick else 4,
                 seed=0,
                 device="cpu",
+                drift_kit=False,
                 adversarial=config,
             ).learn(1024)
             for label, config in configs.items()

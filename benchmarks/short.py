@@ -68,6 +68,8 @@ class Variant:
     algorithm: str = "driftproof"
 
 
+OFF = {"drift_kit": False}
+"""Of all variants: these tasks are about other parts of the agent."""
 NEITHER = {"layer_norm": False, "exploration_floor": 0.0}
 SHORTER = {"sequence_length": 32, **NEITHER}
 """Most ablations were made with it, before sequences of 128, layer normalisation and an exploration floor became the
@@ -129,9 +131,12 @@ def plan(seeds: int, steps: int | None) -> list[Run]:
     runs = []
     for name, variants in (("short-masked", VARIANTS), ("short-copy", COPY_VARIANTS)):
         for label, variant in variants.items():
-            runs += learning.plan({name: TASKS[name]}, [variant.algorithm], seeds, steps, variant.changes, label)
-    identity = {name: TASKS[name] for name in ("short-bits", "short-box")}
-    runs += learning.plan(identity, None, seeds, steps)
+            runs += learning.plan(
+                {name: TASKS[name]}, [variant.algorithm], seeds, steps, {**OFF, **variant.changes}, label
+            )
+    for name in ("short-bits", "short-box"):
+        for algorithm in TASKS[name].algorithms:
+            runs += learning.plan({name: TASKS[name]}, [algorithm], seeds, steps, OFF, label=algorithm)
     # The longest first, so that no core waits for the last one; then seed by seed, in case of an interruption.
     return sorted(runs, key=lambda run: (run.algorithm != "RecurrentPPO", run.seed))
 

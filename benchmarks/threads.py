@@ -44,7 +44,15 @@ def speeds(name: str, threads: list[int], rounds: int) -> tuple[dict[int, float]
     policy, kwargs, batch = NETWORKS[name]
     env = make_vec_env("CartPole-v1", n_envs=8)
     agent = DistributionalPPO(
-        policy, env, n_steps=64, batch_size=batch, n_epochs=2, policy_kwargs=kwargs, seed=0, device="cpu"
+        policy,
+        env,
+        n_steps=64,
+        batch_size=batch,
+        n_epochs=2,
+        policy_kwargs=kwargs,
+        seed=0,
+        device="cpu",
+        drift_kit=False,
     )
     steps = agent.n_steps * agent.n_envs
     agent.learn(steps)

@@ -104,7 +104,7 @@ def test_spread_of_state_dependent_exploration_is_in_the_file(tmp_path):
     model = DistributionalPPO("MlpLstmPolicy", "Pendulum-v1", n_steps=32, batch_size=32, n_epochs=1, use_sde=True)
     model.learn(32)
     outputs = check_episodes(model, model.get_env(), export_onnx(model, tmp_path / "agent.onnx"), steps=1)
-    step = model.policy.stepper()(torch.zeros(1, 3), model.policy.initial_state(1))
+    step = model.policy.stepper()(model.policy.normalized(torch.zeros(1, 3)), model.policy.initial_state(1))
     (std,) = Runner(tmp_path / "agent.onnx")(np.zeros((1, 3), np.float32))["std"]
     np.testing.assert_allclose(std, step.parameters[0, 1:].exp().detach(), rtol=1e-5)
     assert outputs["std"] != std  # It is not the same everywhere.

@@ -81,7 +81,7 @@ def test_without_triton_torch_runs(monkeypatch):
     torch.testing.assert_close(layer_norm(inputs, 1e-5), ours, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.gpu
 def test_interpreted_kernels_equal_torch():
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-m", "tests.nn.test_layer_norm"], env=environment, check=True)

@@ -138,7 +138,9 @@ def test_a_folder_of_an_earlier_version_is_exploited_from(tmp_path, version):
     assert len(caught) == 1
     text = str(caught[0].message)
     assert "variance gradient scaling" in text
-    assert "return_scale, entropy, normalizer, hyperparams: the agent keeps its own" in text
+    assert "the drift alarm begins anew; no weights of earlier worlds are kept" in text
+    assert "return_scale, entropy, observations, normalizer, hyperparams: the agent keeps its own" in text
+    assert taker.learner.drift_response.state_dict()["good"] is None
     assert compare(dict(taker.policy.state_dict()), dict(donor.policy.state_dict())) == []
     moments = donor.policy.optimizer.state_dict()["state"] if is_full else {}
     assert compare(taker.policy.optimizer.state_dict()["state"], moments) == []

@@ -75,6 +75,7 @@ def agent_in(worlds, seed=3, policy="MlpPolicy", env=None, **settings):
             "policy_kwargs": small_networks(policy, width=16, quantiles=8),
             "seed": seed,
             "device": "cpu",
+            "drift_kit": False,
             "drift_alarm": True,
             **settings,
         },

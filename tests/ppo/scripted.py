@@ -108,13 +108,14 @@ def identities(observations):
 def agent(env, policy="MlpPolicy", **arguments):
     """A small agent whose log-probabilities depend on what it sees, and what it remembers, more than they usually do.
 
-    With plain Adam, and without variance gradient scaling, unless asked for.
+    With plain Adam, and without variance gradient scaling and the drift kit, unless asked for.
     """
     kwargs = {
         "n_steps": 8,
         "n_epochs": 1,
         "optimizer_class": "adam",
         "variance_gradient_scaling": False,
+        "drift_kit": False,
         "seed": 0,
         "device": "cpu",
         **arguments,

@@ -466,6 +466,7 @@ class TestFromOneCriticToTwo:
             policy="MlpLstmPolicy",
             optimizer_class=optimizer,
             variance_gradient_scaling=True,
+            drift_kit=True,
             policy_kwargs={"twin_critics": False},
             max_grad_norm=1e6,
             learning_rate=0.01,
@@ -479,6 +480,7 @@ class TestFromOneCriticToTwo:
             policy="MlpLstmPolicy",
             optimizer_class=single.optimizer_class,
             variance_gradient_scaling=True,
+            drift_kit=True,
             max_grad_norm=1e6,
             learning_rate=0.01,
         )
@@ -497,6 +499,8 @@ class TestFromOneCriticToTwo:
         loaded = twin.policy.state_dict()
         assert all(torch.equal(value, loaded[name]) for name, value in single.policy.state_dict().items())
         assert all(torch.equal(value, loaded[f"critics.1.{name}"]) for name, value in second.items())
+        acted = twin.learner.drift_response.state_dict()["acting"]["policy"]
+        assert all(torch.equal(value, acted[f"critics.1.{name}"]) for name, value in second.items())
         assert twin.return_scale.state_dict() == single.return_scale.state_dict()
 
     @pytest.mark.parametrize(("optimizer", "moment"), [("adam", "exp_avg"), ("adaptive_upgd", "first_moment")])

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from driftproof.config import loads
 from driftproof.config.build import agent_arguments, build_env
@@ -196,6 +197,28 @@ class TestLayerNorm:
         assert config_from(learner(layer_norm=True).settings(), 3, {}).drift.layer_norm is True
 
 
+class TestDefaults:
+    @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+    def test_the_kit_is_on(self, policy):
+        model = DistributionalPPO(policy, "CartPole-v1")
+        assert {"drift_alarm", "drift_response", "observations"} <= model.components().keys()
+        assert (model.layer_norm, model.exploration_floor, model.drift_rewiring) == (True, 0.003, True)
+
+    def test_observations_that_are_normalised_already_stay_as_they_are(self, tmp_path):
+        env = make_vec_env("CartPole-v1", 2)
+        model = DistributionalPPO("MlpPolicy", VecNormalize(env, norm_reward=False), n_steps=16, batch_size=16)
+        assert (model.observation_normalizer, model.drift_rewiring, model.drift_response) == (False, False, True)
+        model.save(tmp_path / "agent.zip")
+        assert DistributionalPPO.load(tmp_path / "agent.zip", env).learner.normalizer is None
+        for wrapper, settings in (
+            ({"norm_obs": False}, {}),
+            ({}, {"observation_normalizer": True}),
+            ({}, {"drift_rewiring": True}),
+        ):
+            wrapped = VecNormalize(env, norm_reward=False, **wrapper)
+            assert DistributionalPPO("MlpPolicy", wrapped, **settings).observation_normalizer
+
+
 class TestRecurrentDefaults:
     """Recurrent policies have layer normalisation and an exploration floor without the kit."""
 
@@ -211,12 +234,11 @@ class TestRecurrentDefaults:
         ],
     )
     def test_depend_on_the_core(self, policy, networks, parts):
-        for settings in ({}, {"drift_kit": False}):
-            model = DistributionalPPO(policy, "CartPole-v1", policy_kwargs=networks, **settings)
-            assert (model.layer_norm, model.exploration_floor) == parts
-            kinds = {type(layer).__name__ for layer in model.policy.actor_network}
-            assert ("LayerNorm" in kinds) == parts[0]
-            assert not model.drift_alarm
+        model = DistributionalPPO(policy, "CartPole-v1", policy_kwargs=networks, drift_kit=False)
+        assert (model.layer_norm, model.exploration_floor) == parts
+        kinds = {type(layer).__name__ for layer in model.policy.actor_network}
+        assert ("LayerNorm" in kinds) == parts[0]
+        assert not model.drift_alarm
 
     def test_can_be_switched_off(self):
         model = learner(policy="MlpLstmPolicy", layer_norm=False, exploration_floor=0.0)
@@ -226,7 +248,7 @@ class TestRecurrentDefaults:
         class Own(ActorCriticPolicy):
             pass
 
-        model = DistributionalPPO(Own, scripted([3]), n_steps=8, batch_size=8)
+        model = DistributionalPPO(Own, scripted([3]), n_steps=8, batch_size=8, drift_kit=False)
         assert (model.layer_norm, model.exploration_floor) == (False, 0.0)
 
     def test_settings_of_earlier_files_have_neither(self):
@@ -550,8 +572,8 @@ def test_parts_that_are_off_change_nothing():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"normalizer_memory": 500},
-        {"drift_threshold": 9.0},
+        {"normalizer_memory": 500, "drift_kit": False},
+        {"drift_threshold": 9.0, "drift_kit": False},
         {"drift_worlds": 1, "drift_kit": True, "drift_response": False},
         {"drift_response": True, "drift_alarm": False},
     ],

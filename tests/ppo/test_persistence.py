@@ -146,10 +146,12 @@ class TestEveryRoute:
 
     def test_is_named(self):
         agent = small(kl_penalty=True, target_kl=0.01, kind=WithToy)
-        names = ["policy", "optimizer", "vgs", "kl_penalty", "return_scale", "entropy", "normalizer", "hyperparams"]
+        names = ["policy", "optimizer", "vgs", "kl_penalty", "return_scale", "entropy"]
+        names += ["drift_alarm", "observations", "drift_response", "normalizer", "hyperparams"]
         assert list(agent.state_tree()) == [*names, "counters", "toy", "rollout", "random"]
         assert set(agent.get_parameters()) == {
             *("policy", "policy.optimizer", "vgs_state", "kl_penalty_state", "return_scale_state", "entropy_state"),
+            *("drift_alarm_state", "observations_state", "drift_response_state"),
             *("normalizer_state", "hyperparams", "toy_state"),
         }
 
@@ -632,7 +634,7 @@ class TestWhatReviewersFound:
         assert late.value == 4
 
     def test_statistics_for_an_environment_without_a_wrapper(self):
-        donor, agent = small(cart_poles(normalize=True)).learn(UPDATE), small()
+        donor, agent = small(cart_poles(normalize=True)).learn(UPDATE), small(observation_normalizer=False)
         before = learned(agent)
         with pytest.raises(ValueError, match=r"has no VecNormalize: wrap it"):
             agent.set_parameters(donor.get_parameters())

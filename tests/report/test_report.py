@@ -65,8 +65,8 @@ def shown(part):
 def test_a_trained_population(trained, tmp_path):
     page = write_report([trained], tmp_path / "report.html")
     assert sections(page) == [
-        *("Findings", "Learning", "Population", "Hyper-parameters", "Critics", "Policy", "Optimizer", "Other metrics"),
-        "Configuration",
+        *("Findings", "Learning", "Drift", "Population", "Hyper-parameters", "Critics", "Policy", "Optimizer"),
+        *("Other metrics", "Configuration"),
     ]
     shown = {title.partition(": member")[0] for title in titles(page)}
     assert {

@@ -121,7 +121,7 @@ def test_score_of_choices_is_how_much_more_probable_buying_is(position):
     step, state = model.policy.stepper(), model.policy.initial_state(1)
     for score in signals.score[FEATURES.lookback - 1 : -1]:
         with torch.no_grad():
-            logits, _, state, _ = step(torch.as_tensor(observation[None]), state)
+            logits, _, state, _ = step(model.policy.normalized(torch.as_tensor(observation[None])), state)
         sell, _, buy = logits.softmax(-1)[0].tolist()
         assert score == pytest.approx(buy - sell, abs=1e-6)
         observation, *_ = env.step(int(logits.argmax()))

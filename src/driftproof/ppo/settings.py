@@ -10,11 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import Tensor
 from torch.optim import Optimizer
 
 from driftproof._arguments import ArgumentError
 from driftproof._registry import OPTIMIZERS
+from driftproof.envs.tensor.base import TensorEnv
 from driftproof.learner.adversary import check_adversarial
 from driftproof.learner.hyperparams import Hyperparameter, Hyperparameters
 from driftproof.nn.actor_critic import AdaptedPolicy, as_policy
@@ -23,6 +25,7 @@ from driftproof.nn.policies import NAMED_POLICIES, DistributionalPolicy
 from driftproof.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler
 from driftproof.ppo.optimizers import check_options, optimizer_class, optimizer_in_policy_kwargs, unused_options
 from driftproof.ppo.sb3_views import Scheduled
+from driftproof.ppo.tensor_vec_env import TensorVecEnv
 from driftproof.settings.adversarial import AdversarialSettings
 from driftproof.settings.agent import DEFAULT_LEARNING_RATE, HYPERPARAMETERS, AgentSettings
 from driftproof.settings.definition import check_names, defaults_of, settings_of
@@ -84,6 +87,11 @@ def resolved(given: AgentSettings) -> AgentSettings:
     if not getattr(as_policy(given.policy), "predicts_distributions", True):
         # Networks of a class that was written for Stable-Baselines3 are its own.
         parts |= {name: _OFF[name] for name in ("layer_norm", "recycle_dormant") if getattr(given, name) is None}
+    is_on_device = isinstance(given.env, TensorEnv | TensorVecEnv)
+    if not given.drift_rewiring and (is_on_device or _is_normalized(given.env)):
+        # Populations keep observations of the former on the device; those of the latter move as VecNormalize learns.
+        of_raw = ("observation_normalizer", "drift_rewiring")
+        parts |= {name: _OFF[name] for name in of_raw if getattr(given, name) is None}
     inner = policy_kwargs.get("layer_norm")
     if inner is not None and given.layer_norm not in (None, inner):
         raise ArgumentError(
@@ -105,6 +113,12 @@ def resolved(given: AgentSettings) -> AgentSettings:
         seed=None if given.seed is None else int(given.seed),
         sde_sample_freq=int(given.sde_sample_freq),
     )
+
+
+def _is_normalized(env: Any) -> bool:
+    """Whether ``VecNormalize`` normalises the observations of an environment."""
+    wrapper = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
+    return wrapper is not None and wrapper.norm_obs
 
 
 def is_recurrent(policy: Any, policy_kwargs: Mapping[str, Any]) -> bool:

@@ -40,7 +40,7 @@ class DriftSettings:
     """Parts that keep an agent learning when the environment changes; ``drift_kit`` switches all of them on or off."""
 
     drift_kit: bool = setting(
-        False,
+        True,
         "Keep learning when the environment changes: switches on every part below that is None.",
         section="drift",
     )
