@@ -104,7 +104,9 @@ def test_the_next_update_is_the_donors_with_the_same_data():
         torch.manual_seed(5)
         each.agent.ep_info_buffer.clear()
         each.agent.train()
-    differences = compare(learned(weak.agent), learned(donor.agent))
+    # Other weights began the weak one's episodes: its alarm does not judge the donor's weights by them.
+    ours, theirs = (without(learned(each.agent), ["drift_alarm"]) for each in (weak, donor))
+    differences = compare(ours, theirs)
     assert not differences, "\n".join(map(str, differences[:5]))
 
 

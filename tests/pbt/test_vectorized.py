@@ -168,7 +168,7 @@ class TestExploit:
                 {n: before[source][n] for n in tree if n not in ("rollout", "random", "counters")},
             )
             assert tree["counters"] == before[target]["counters"]
-        assert population.agents[0].worker.starts.all()
+        assert not any(part.any() for parts in population.agents[0].state for part in parts)
 
     def test_it_equals_an_exploit_of_single_agents(self):
         population = self.trained()

@@ -113,6 +113,19 @@ class TestEpisodes:
         episodes.weights_were_replaced()
         assert episodes.of(_Steps([[5, 7]], [[1, 1]], [False, True])).tolist() == [7]
 
+    def test_what_running_ones_return_counts_from_when_the_weights_were_replaced(self):
+        episodes = EpisodeReturns()
+        episodes.of(_Steps([[1, 10], [2, 20]], [[0, 0], [0, 0]], True))
+        assert episodes.recent.tolist() == [3, 30]
+        episodes.weights_were_replaced()
+        episodes.of(_Steps([[3, 30], [4, 40]], [[1, 0], [0, 0]], False))
+        assert episodes.recent.tolist() == [4, 70]
+        copy = EpisodeReturns()
+        copy.load_state_dict(episodes.state_dict(), np.array([False, False]))
+        for each in (episodes, copy):
+            assert each.of(_Steps([[5, 50]], [[1, 1]], False)).tolist() == [9]
+            assert each.recent.tolist() == [0, 0]
+
 
 class TestLooks:
     """Short rollouts are put together until there are four episodes or 800 steps."""

@@ -192,9 +192,11 @@ class TestParametersOfOthers:
     def test_recurrent_memory_of_running_episodes_is_forgotten(self):
         donor, taker = small(seed=1).learn(UPDATE), small().learn(UPDATE)
         assert any(tensor.any() for tensor in taker.state.actor)
+        starts = taker._last_episode_starts.copy()
+        assert not starts.all()
         taker.set_parameters(donor.get_parameters())
         assert not any(tensor.any() for part in taker.state for tensor in part)
-        assert taker._last_episode_starts.all()
+        assert np.array_equal(taker._last_episode_starts, starts), "the next observations are not the first of episodes"
 
     def test_it_is_kept_with_ones_own_parameters(self):
         agent = small().learn(UPDATE)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from driftproof.learner.rollout import Rollout
 from driftproof.nn.heads import ValueHead
-from driftproof.state.schema import Rule, check, count, fail, number, numbers, optional, table
+from driftproof.state.schema import Rule, check, count, number, numbers, optional, table
 
 _LEAST_SPREAD = 0.1
 """Standard deviation of the calibration, at least: it is autocorrelated, and so varies little between updates."""
@@ -30,10 +30,10 @@ _LEAST_DROP = 0.2
 """Standard deviation of returns, at least, as a share of what the agent has gained over its first rollout."""
 _LARGEST_DEVIATION = {"calibration": 5.0, "return": 5.0}
 """Bounds of standardised deviations, below the threshold: no single rollout raises the alarm."""
-_FEW_EPISODES, _OF_FEW = 4, 3.0
+FEW_EPISODES, _OF_FEW = 4, 3.0
 """Fewer completed episodes are weaker evidence, and bounded by this."""
 LOOK = 800
-"""Steps, together with ``_FEW_EPISODES``, that shorter rollouts are put together for."""
+"""Steps, together with ``FEW_EPISODES``, that shorter rollouts are put together for."""
 _TRANSIENT = 0.3
 """Threshold of the calibration, relative to that of returns: critics may learn the new returns in a single update."""
 _SUSPICIOUS = 0.25
@@ -61,10 +61,15 @@ def calibration(heads: Sequence[ValueHead], predictions: Sequence[Tensor], targe
 
 
 class EpisodeReturns:
-    """Returns of the episodes that end in a rollout, with running sums for those that go on."""
+    """Returns of the episodes that end in a rollout, with running sums for those that go on.
+
+    The sums belong to the environments, not to what has been learned: whoever owns the environments saves them.
+    """
 
     def __init__(self) -> None:
         self._running: npt.NDArray[np.float64] = np.zeros(0)
+        self._recent: npt.NDArray[np.float64] = np.zeros(0)
+        """What running episodes have returned since the weights were replaced."""
         self._counts: npt.NDArray[np.bool_] = np.zeros(0, bool)
         """Whether the running episode of an environment counts: not if other weights began it."""
         self._between: npt.NDArray[np.bool_] = np.zeros(0, bool)
@@ -74,8 +79,10 @@ class EpisodeReturns:
         """Returns of the completed episodes."""
         if len(self._running) != rollout.envs:
             self._running, self._counts = np.zeros(rollout.envs), rollout.starts[0].copy()
-        # The environments were reset.
-        self._running[rollout.starts[0]] = 0
+            self._recent = np.zeros(rollout.envs)
+        # Where the environments were reset.
+        self._running[rollout.starts[0]] = self._recent[rollout.starts[0]] = 0
+        self._counts[rollout.starts[0]] = True
         sums = np.where(rollout.valid, rollout.rewards, 0).cumsum(0, dtype=np.float64) + self._running
         envs, steps = np.nonzero((rollout.dones & rollout.valid).T)
         ends = sums[steps, envs]
@@ -85,24 +92,53 @@ class EpisodeReturns:
         is_last = np.diff(envs, append=-1) != 0
         running = sums[-1].copy()
         running[envs[is_last]] -= ends[is_last]
-        self._running = _bounded(running)
+        recent = self._recent + sums[-1] - self._running
+        recent[envs] = running[envs]
+        self._running, self._recent = _bounded(running), _bounded(recent)
         self._counts[envs] = True
         self._between = rollout.dones[-1].copy()
         return counted
 
     def weights_were_replaced(self) -> None:
         """Do not count the running episodes, which other weights began."""
-        self._counts &= self._between
+        self._counts = self._counts & self._between
+        self._recent = np.zeros_like(self._recent)
+
+    @property
+    def recent(self) -> npt.NDArray[np.float64]:
+        """What the running episode of each environment has returned since the weights were replaced."""
+        return self._recent
 
     def state_dict(self) -> dict[str, Any]:
         """Running sums, and which of them count."""
-        return {"running": torch.from_numpy(self._running.copy()), "counts": torch.from_numpy(self._counts.copy())}
+        parts = {"running": self._running, "recent": self._recent, "counts": self._counts}
+        return {name: torch.from_numpy(part.copy()) for name, part in parts.items()}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the running sums."""
-        self._running = torch.as_tensor(state_dict["running"]).cpu().numpy().copy()
-        self._counts = torch.as_tensor(state_dict["counts"]).cpu().numpy().copy()
-        self._between = np.zeros_like(self._counts)
+    @staticmethod
+    def rule(envs: int) -> Rule:
+        """Schema of :meth:`state_dict`: of so many environments, or of none before the first update."""
+
+        def check_sums(value: Any, path: tuple[Any, ...]) -> None:
+            table(dict.fromkeys(("running", "recent", "counts"), numbers((None,), [torch.float64, torch.bool])))(
+                value, path
+            )
+            size = envs if len(value["counts"]) else 0
+            sums = numbers((size,), [torch.float64], at_least=-LARGEST_RETURN, at_most=LARGEST_RETURN)
+            table({"running": sums, "recent": sums, "counts": numbers((size,), [torch.bool])})(value, path)
+
+        return check_sums
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], starts: npt.NDArray[np.bool_]) -> None:
+        """Restore the running sums.
+
+        Args:
+            state_dict: A checked state.
+            starts: Whether the next observation of an environment is the first of an episode ``[N]``.
+        """
+        self._running, self._recent, self._counts = (
+            torch.as_tensor(state_dict[name]).cpu().numpy().copy() for name in ("running", "recent", "counts")
+        )
+        self._between = starts.copy() if len(self._counts) else np.zeros(0, bool)
 
 
 @dataclass
@@ -127,7 +163,7 @@ class Look:
 
     @property
     def is_enough(self) -> bool:
-        return self.episodes >= _FEW_EPISODES or self.steps >= LOOK
+        return self.episodes >= FEW_EPISODES or self.steps >= LOOK
 
     def add(self, rollout: Rollout, returns: npt.NDArray[np.float64], calibration: float = 0.0) -> None:
         """Take a rollout, the returns of the episodes completed in it, and its calibration."""
@@ -232,7 +268,7 @@ class CalibrationAlarm:
         return self.observe(look.calibration / look.steps, look.mean_return, look.episodes, look.steps)
 
     def observe(
-        self, calibration: float, mean_return: float | None, episodes: int = _FEW_EPISODES, steps: int = LOOK
+        self, calibration: float, mean_return: float | None, episodes: int = FEW_EPISODES, steps: int = LOOK
     ) -> bool:
         """Take the evidence of an update.
 
@@ -249,7 +285,7 @@ class CalibrationAlarm:
         if mean_return is not None:
             self.last_return = mean_return
             self.untrained = mean_return if self.untrained is None else self.untrained
-            bound = _LARGEST_DEVIATION["return"] if episodes >= _FEW_EPISODES else _OF_FEW
+            bound = _LARGEST_DEVIATION["return"] if episodes >= FEW_EPISODES else _OF_FEW
             self._add("return", min(bound, (self._return.mean_or(mean_return) - mean_return) / self.noise))
         if self.cusum > 1:
             return True
@@ -283,7 +319,7 @@ class CalibrationAlarm:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums, their references and the running episodes. Settings are not part of it."""
+        """The sums and their references. Settings and running episodes are not part of it."""
         return {
             "alarms": self.alarms,
             "age": self._age,
@@ -295,7 +331,6 @@ class CalibrationAlarm:
             "calibration": self._calibration.state_dict(),
             "return": self._return.state_dict(),
             "rate": self._rate.state_dict(),
-            "episodes": self.episodes.state_dict(),
         }
 
     @staticmethod
@@ -319,7 +354,6 @@ class CalibrationAlarm:
             "calibration": reference,
             "return": reference,
             "rate": reference,
-            "episodes": _check_episodes,
         }
         check("drift_alarm", state_dict, table(rules))
 
@@ -336,7 +370,6 @@ class CalibrationAlarm:
         self._sums = dict(state_dict["sums"])
         self._calibration = _Reference(**state_dict["calibration"])
         self._return, self._rate = _Reference(**state_dict["return"]), _Reference(**state_dict["rate"])
-        self.episodes.load_state_dict(state_dict["episodes"])
 
     def _add(self, name: str, deviation: float) -> None:
         if self._age <= self.warmup:
@@ -377,11 +410,3 @@ class _Reference:
 
 def _bounded(returns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.clip(returns, -LARGEST_RETURN, LARGEST_RETURN)
-
-
-def _check_episodes(value: Any, path: tuple[Any, ...]) -> None:
-    running = numbers((None,), [torch.float64], at_least=-LARGEST_RETURN, at_most=LARGEST_RETURN)
-    rules = {"running": running, "counts": numbers((None,), [torch.bool])}
-    table(rules)(value, path)
-    if len(value["running"]) != len(value["counts"]):
-        fail(path, value, "as many running sums as flags")

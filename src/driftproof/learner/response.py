@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from driftproof.learner.alarm import LARGEST_LENGTH, LARGEST_RETURN, LOOK, CalibrationAlarm, Look
+import numpy as np
+import numpy.typing as npt
+
+from driftproof.learner.alarm import FEW_EPISODES, LARGEST_LENGTH, LARGEST_RETURN, LOOK, CalibrationAlarm, Look
 from driftproof.learner.renewal import renew, restart_optimizer, rewire, soften
 from driftproof.learner.rewiring import LARGEST, Starts, TransitionModel
 from driftproof.learner.rollout import Rollout
@@ -272,14 +275,16 @@ class DriftResponse:
         tried = self.archive[now.trial]
         now.steps += rollout.steps
         now.seen.add(rollout, alarm.completed)
-        mean = now.seen.mean_return
         longest = max(_LONGEST_TRIAL / rollout.envs, _LENGTHS * tried["length"])
         has_time = now.steps < longest
+        mean = _expected_return(now.seen, alarm.episodes.recent, has_time)
         if not now.seen.is_enough or (mean is None and has_time):
             return False, False
         is_check = now.checking and not now.rewired
         floor = now.previous if is_check else min(now.floor, now.previous)
         is_adopted = mean is not None and mean >= (floor + tried["return"]) / 2
+        if is_adopted and now.seen.episodes < FEW_EPISODES and now.steps < min(longest, tried["length"]):
+            return False, False  # No episode had time to be as long as they used to be.
         if is_check and not is_adopted and has_time and self.model is not None and self.model.is_waiting:
             return False, False  # With more transitions, reordered weights may explain the world.
         if is_check:
@@ -475,6 +480,22 @@ class DriftResponse:
             return None
         own = copy_tree(dict(self._parts["policy"].state_dict()))
         return {**world, "policy": {**own, **world["policy"]}}
+
+
+def _expected_return(seen: Look, running: npt.NDArray[np.float64], has_time: bool) -> float | None:
+    """Mean return of the episodes in a trial, which is often too short for them to end; ``None``: not known yet.
+
+    Those that end within a short time are the short ones. What the running ones have returned is shared out among them,
+    which is unbiased if an episode is as likely to end at one step as at any other.
+
+    Args:
+        seen: The completed episodes.
+        running: What the running ones have returned in the trial.
+        has_time: Whether the trial goes on if none has ended.
+    """
+    if seen.episodes:
+        return (seen.returns + float(running.sum())) / seen.episodes
+    return None if has_time else float(running.mean())
 
 
 def _rule(part: Stateful) -> Rule:

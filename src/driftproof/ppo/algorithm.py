@@ -156,6 +156,8 @@ class DistributionalPPO(Persistent, _Attributes):  # type: ignore[misc]
         add_parts(self)
         self.counters.learner = self.learner
         self.worker.policy, self.worker.seed, self.worker.window = self.policy, self.seed, self._stats_window_size
+        if self.learner.drift_alarm is not None:
+            self.worker.returns = self.learner.drift_alarm.episodes
         if self.env is not None:
             self.normalizer.attach(self.env)
         components: dict[str, Stateful] = {

@@ -228,7 +228,7 @@ class AgentBase(BaseAlgorithm):
 
     def reset_lstm_states_to_initial(self) -> None:
         """Reset the recurrent state of the running episodes."""
-        self.worker.reset_state()
+        self.worker.reset_state(is_collecting=self.worker.in_rollout)
 
     def learn(
         self: Self,
@@ -371,7 +371,7 @@ class AgentBase(BaseAlgorithm):
         settings = self.begin_update()
         metrics = self.learner.update(self._rollout, settings)
         if self.learner.weights_were_replaced and self.policy.is_recurrent:
-            self.reset_lstm_states_to_initial()
+            self.worker.reset_state()
         self.end_update(metrics)
 
     def begin_update(self) -> UpdateSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections import deque
@@ -14,6 +15,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
+from driftproof.learner.alarm import EpisodeReturns
 from driftproof.learner.rollout import HostObservation
 from driftproof.nn.exploration import StateDependentExploration
 from driftproof.nn.policies import DistributionalPolicy
@@ -86,6 +88,8 @@ class Worker:
         """Whether a rollout is partly collected, or was not trained on yet."""
         self.reset_seed: int | None = None
         """Seed of the environments' last reset, if they were not stepped since."""
+        self.returns: EpisodeReturns | None = None
+        """Returns of running episodes up to now, for the drift alarm."""
         self._before_reset: list[dict[str, Any]] | None = None
         """Lasting state of the environments, such as drift, before that reset."""
 
@@ -107,11 +111,17 @@ class Worker:
             raise AttributeError("there is no recurrent state without environments: call set_env(env) first")
         return self.policy.initial_state(self.env.num_envs)
 
-    def reset_state(self) -> None:
-        """Reset the recurrent state of running episodes."""
+    def reset_state(self, is_collecting: bool = False) -> None:
+        """Reset the recurrent state of running episodes, which go on: the next observations are not their first.
+
+        Args:
+            is_collecting: Whether a rollout is being collected: training on it resets states only where episodes start.
+        """
         self.state = None
-        if self.starts is not None and self.observation is not None:
+        if is_collecting and self.starts is not None and self.observation is not None:
             self.starts = np.ones(len(self.starts), dtype=bool)
+        if self.returns is not None:
+            self.returns.weights_were_replaced()
 
     def state_dict(self) -> dict[str, Any]:
         """Recent episodes, and the state of running ones, if there are any."""
@@ -136,6 +146,7 @@ class Worker:
             "memory": {"actor": memory.actor, "critic": memory.critic},
             "reset_seed": self.reset_seed,
             "environments": None if self.reset_seed is not None else environment_states(self.env),
+            "returns": None if self.returns is None else self.returns.state_dict(),
         }
         return state
 
@@ -154,7 +165,10 @@ class Worker:
         check_generators_within(state_dict, ("rollout",))
 
     def _check_running(self, running: Any, path: tuple[Any, ...]) -> None:
-        table(dict.fromkeys(("observation", "starts", "memory", "reset_seed", "environments"), anything))(running, path)
+        # Older files lack the returns.
+        others: dict[str, Rule] = {"returns": anything}
+        names = ("observation", "starts", "memory", "reset_seed", "environments")
+        table(dict.fromkeys(names, anything), others)(running, path)
         numbers((None,), [np.bool_])(running["starts"], (*path, "starts"))
         envs = len(running["starts"])
         if not 1 <= envs <= _MOST_ENVIRONMENTS:
@@ -167,7 +181,7 @@ class Worker:
             "reset_seed": optional(count(at_most=_MOST_SEEDS)),
             "environments": optional(anything),
         }
-        table(rules)(running, path)
+        table(rules, {"returns": optional(EpisodeReturns.rule(envs))})(running, path)
         if running["environments"] is not None:
             check_environment_states(self.env, envs, running["environments"], (*path, "environments"))
 
@@ -182,6 +196,7 @@ class Worker:
         """Returns a function that restores the present state of the worker, and of environments that have one."""
         env, exploration, before = self.env, self.policy.exploration, dict(vars(self))
         matrices = None if exploration is None else exploration.matrices
+        returns = copy.copy(self.returns)
         lasting = places = generators = None
         # Environments have no state before the first reset.
         if env is not None and self.observation is not None:
@@ -191,6 +206,8 @@ class Worker:
 
         def restore() -> None:
             vars(self).update(before)
+            if self.returns is not None:
+                vars(self.returns).update(vars(returns))
             if exploration is not None and matrices is not None:
                 exploration.put_in_force(matrices)
             if env is not None and lasting is not None:
@@ -251,6 +268,8 @@ class Worker:
         memory, device = running["memory"], self.policy.device
         self.observation, self.starts = observation, np.array(running["starts"], dtype=bool)
         self.state = PolicyState(*(tuple(t.to(device) for t in memory[name]) for name in PolicyState._fields))
+        if self.returns is not None and running.get("returns") is not None:
+            self.returns.load_state_dict(running["returns"], self.starts)
 
     def restart(self, seed: int) -> None:
         """Seed and reset the environments, so that these episodes can be started again elsewhere."""

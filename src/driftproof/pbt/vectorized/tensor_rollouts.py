@@ -101,7 +101,6 @@ class TensorRollouts:
         index = torch.tensor(members).to(self.starts.device, non_blocking=True)
         for stack in _parts(self.state):
             stack.index_fill_(0, index, 0)
-        self.starts.index_fill_(0, index, True)
         for member in members:
             self.agents[member].reset_lstm_states_to_initial()
 
