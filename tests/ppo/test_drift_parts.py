@@ -25,6 +25,7 @@ from driftproof.settings.definition import settings_of
 from driftproof.settings.drift import DriftSettings
 from driftproof.state import CheckpointError
 
+from .changing import ENVS, STEPS, agent_in
 from .scripted import StepSpy, agent, learn, scripted, weights
 
 SPACES = {
@@ -203,6 +204,16 @@ class TestDefaults:
         model = DistributionalPPO(policy, "CartPole-v1")
         assert {"drift_alarm", "drift_response", "observations"} <= model.components().keys()
         assert (model.layer_norm, model.exploration_floor, model.drift_rewiring) == (True, 0.003, True)
+
+    def test_a_recurrent_agent_is_the_one_without_it_until_something_happens(self):
+        """Sensors of a usual scale stay as they are, and the other parts only watch."""
+        ends = []
+        for drift_kit in (False, True):
+            model = agent_in({0: "right"}, policy="MlpLstmPolicy", drift_kit=drift_kit, drift_alarm=drift_kit)
+            ends.append(weights(model.learn(30 * STEPS * ENVS)))
+        assert model.learner.normalizer.sensors.is_fixed
+        assert model.learner.drift_response.state_dict()["good"] is not None
+        assert torch.equal(*ends)
 
     def test_observations_that_are_normalised_already_stay_as_they_are(self, tmp_path):
         env = make_vec_env("CartPole-v1", 2)

@@ -43,7 +43,7 @@ _LEAST_SPREAD = 0.05
 _TRIAL = 256
 """Observations after which a shift is undone if they fit the former statistics better."""
 _SMALLEST_BATCH = 32
-_LEAST_USUAL, _LARGEST_STD, _LARGEST_MEAN = 0.1, 3.0, 1.0
+_LEAST_USUAL, _LARGEST_STD, _LARGEST_MEAN = 0.1, 3.0, 1.5
 """Networks get sensors with standard deviations and means in between as they are."""
 _AMPLIFIED_STD = 1 / 3
 """Standard deviation of those with smaller ones."""
@@ -103,24 +103,27 @@ class AnchoredStatistics:
     @property
     def moments(self) -> tuple[Array, Array]:
         """What to subtract from observations, and what to divide them by."""
-        mean, std = (self.target_mean, self.target_std) if self.is_fixed else self._target()
+        mean, std = (self.target_mean, self.target_std) if self.is_fixed else self._target(is_final=False)
         scale = self.std / std
         return self.mean - mean * scale, scale
 
-    def _target(self) -> tuple[Array, Array]:
+    def _target(self, is_final: bool) -> tuple[Array, Array]:
         own = self.std
-        # The ratio is exactly 1 for scales within the bounds: these sensors stay exactly as they are.
-        ratio = np.where(own < _LEAST_USUAL, _AMPLIFIED_STD, np.minimum(own, _LARGEST_STD)) / own
+        # The ratio is exactly 1 for scales within the bounds: these sensors stay exactly as they are. A few observations
+        # in a row differ less than many do, and are all on one side: until it is decided, less is changed.
+        is_small = (own < _LEAST_USUAL) & is_final
+        largest_mean = _LARGEST_MEAN if is_final else _LARGEST_STD
+        ratio = np.where(is_small, _AMPLIFIED_STD, np.minimum(own, _LARGEST_STD)) / own
         # Sensors that hardly ever move, such as contacts, may move often once the policy has learned.
         largest = np.where(self.largest < _USUAL_DEVIATION, self.largest, np.inf)
         ratio = np.minimum(ratio, np.maximum(_LARGEST_AMPLIFIED / np.maximum(largest, _EPSILON), 1.0))
         # Rounding may exceed the bound, which states are checked against.
-        return np.clip(self.mean * ratio, -_LARGEST_MEAN, _LARGEST_MEAN), np.minimum(own * ratio, _LARGEST_STD)
+        return np.clip(self.mean * ratio, -largest_mean, largest_mean), np.minimum(own * ratio, _LARGEST_STD)
 
     def fix(self) -> None:
         """Fix what observations are normalised to: the current statistics."""
         if not self.is_fixed:
-            (self.target_mean, self.target_std), self.is_fixed = self._target(), 1
+            (self.target_mean, self.target_std), self.is_fixed = self._target(is_final=True), 1
             self.creep = np.zeros(self.size)  # Up to here, the mean has followed all observations.
             self.variance = np.where(self.variance > _CONSTANT, self.variance, 1.0 - _EPSILON)
 
