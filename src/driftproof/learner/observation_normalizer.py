@@ -109,8 +109,8 @@ class AnchoredStatistics:
 
     def _target(self, is_final: bool) -> tuple[Array, Array]:
         own = self.std
-        # The ratio is exactly 1 for scales within the bounds: these sensors stay exactly as they are. A few observations
-        # in a row differ less than many do, and are all on one side: until it is decided, less is changed.
+        # The ratio is exactly 1 for scales within the bounds: these sensors stay exactly as they are. Until it is
+        # decided, less is changed: a few observations in a row differ less than many do, and are on one side.
         is_small = (own < _LEAST_USUAL) & is_final
         largest_mean = _LARGEST_MEAN if is_final else _LARGEST_STD
         ratio = np.where(is_small, _AMPLIFIED_STD, np.minimum(own, _LARGEST_STD)) / own
