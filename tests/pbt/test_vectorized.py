@@ -62,7 +62,7 @@ def differences(population, member, alone, tolerance=1e-4):
     ids=["VecNormalize", "truncated", "drift_kit"],
 )
 def test_members_train_as_they_do_alone(make, monkeypatch):
-    monkeypatch.setattr("driftproof.learner.observation_normalizer._FIXED", 30)  # Decided within this training.
+    monkeypatch.setattr("driftproof.learner.observation_normalizer.FIXED", 30)  # Decided within this training.
     population = VectorizedPopulation(make, 3)
     train(population, 2)
     train(population, 2)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from driftproof.learner.alarm import CalibrationAlarm, EpisodeReturns, calibration
+from driftproof.learner.alarm import CalibrationAlarm, calibration
+from driftproof.learner.episode_returns import EpisodeReturns
 from driftproof.nn.heads import CategoricalHead, MeanHead, QuantileHead
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import CheckpointError

@@ -8,7 +8,7 @@ import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from driftproof.learner.alarm import Look
+from driftproof.learner.episode_returns import Look
 from driftproof.learner.renewal import restart_optimizer
 from driftproof.learner.response import _expected_return
 from driftproof.ppo import DistributionalPPO

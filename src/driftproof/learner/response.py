@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from driftproof.learner.alarm import FEW_EPISODES, LARGEST_LENGTH, LARGEST_RETURN, LOOK, CalibrationAlarm, Look
+from driftproof.learner.alarm import LARGEST_LENGTH, CalibrationAlarm
+from driftproof.learner.episode_returns import FEW_EPISODES, LARGEST_RETURN, LOOK, Look
 from driftproof.learner.renewal import renew, restart_optimizer, rewire, soften
 from driftproof.learner.rewiring import LARGEST, Starts, TransitionModel
 from driftproof.learner.rollout import Rollout
+from driftproof.learner.worlds import Worlds
 from driftproof.nn.normalization import WHOLE
-from driftproof.nn.types import SECOND_CRITIC
-from driftproof.state import Stateful, copy_tree
-from driftproof.state.schema import Rule, check, count, fail, flag, items, like, number, optional, table
+from driftproof.state import copy_tree
+from driftproof.state.schema import Rule, check, count, fail, flag, items, number, optional, table
 
 if TYPE_CHECKING:
     from driftproof.learner.learner import Learner, UpdateSettings
 
-_WORLD = ("policy", "initial_weights", "return_scale", "observations")
-"""Components that belong together: heads predict in the scale of returns, networks read normalised observations."""
 _OF_SENSORS = ("observations", "model")
 """What belongs to the sensors as they are now, whichever weights read them."""
 _FULL = 512
@@ -132,7 +131,7 @@ class DriftResponse:
         self._held: dict[str, Any] | None = None
         """Weights to return to, with the ``return`` that they earned, if others do not earn more."""
         self._progress = _Progress()
-        self._parts: dict[str, Stateful] = {}
+        self._worlds = Worlds({}, None)
 
     @property
     def level(self) -> int:
@@ -141,12 +140,11 @@ class DriftResponse:
 
     def attach(self, learner: Learner) -> None:
         """Act on this learner."""
-        parts = learner.components()
-        self._parts = {name: parts[name] for name in _WORLD if name in parts}
         sensors = None if learner.normalizer is None else learner.normalizer.sensors
         wiring = learner.policy.wiring() if self.rewiring and sensors is not None else None
         if sensors is not None and wiring is not None and max(sensors.size, wiring.actions) <= LARGEST:
             self.model = TransitionModel(sensors.size, wiring)
+        self._worlds = Worlds(learner.components(), self.model)
 
     def adjusted(self, settings: UpdateSettings) -> UpdateSettings:
         """Settings of an update with the additional exploration."""
@@ -186,7 +184,7 @@ class DriftResponse:
         is_usual = typical is not None and (mean is None or mean >= typical - alarm.noise)
         if is_usual and self.model is not None:
             self.model.learn()
-        now = self._world()
+        now = self._worlds.copy()
         if is_usual and alarm.cusum == 0 and self._acting is not None:
             sensors = {name: now[name] for name in _OF_SENSORS if name in now}
             self._good = {**self._acting, **sensors, "return": typical, "length": alarm.typical_length}
@@ -215,7 +213,7 @@ class DriftResponse:
         self._progress = now = _Progress(
             before=before, floor=floor, untrained=untrained, previous=after, exploration=self._progress.exploration
         )
-        self._held, good = {**self._world(), "return": before, "length": alarm.typical_length}, self._good
+        self._held, good = {**self._worlds.copy(), "return": before, "length": alarm.typical_length}, self._good
         if good is None:
             return True, self._begin(learner, alarm)
         rewired = self._rewired(learner, good)
@@ -251,10 +249,10 @@ class DriftResponse:
         worlds = []
         starts = Starts(*(before[name].cpu().numpy() for name in ("start_mean", "start_variance")))
         for found in self.model.match(starts):
-            self._put(good)
+            self._worlds.put(good)
             rewire(learner, found)
             self.model.rewire(found)
-            worlds.append({**self._world(), "return": good["return"], "length": good["length"]})
+            worlds.append({**self._worlds.copy(), "return": good["return"], "length": good["length"]})
         return worlds
 
     def _try(self, learner: Learner, alarm: CalibrationAlarm, index: int) -> bool:
@@ -262,7 +260,7 @@ class DriftResponse:
         now = self._progress
         now.trial, now.steps, now.seen = index, 0, Look()
         recent = [] if self.model is None else self.model.recent
-        self._put(self.archive[index])
+        self._worlds.put(self.archive[index])
         if self.model is not None and now.checking and not now.matched:
             self.model.recent = recent  # The world may have changed some rollouts ago.
         self._replaced(learner, alarm)
@@ -295,7 +293,7 @@ class DriftResponse:
                 alarm.dismiss()
                 return False, self._end()
             if mean is not None and mean > now.previous:
-                self._held = {**self._world(), "return": now.before, "length": tried["length"]}
+                self._held = {**self._worlds.copy(), "return": now.before, "length": tried["length"]}
                 now.previous = mean
             return True, self._begin(learner, alarm, good)
         if is_adopted:
@@ -319,7 +317,7 @@ class DriftResponse:
     def _to_level_1(self, learner: Learner, alarm: CalibrationAlarm) -> bool:
         """Go on with the weights from before all trials, and with fresh statistics."""
         assert self._held is not None
-        self._put(self._held)
+        self._worlds.put(self._held)
         self._held, self._progress.trial, self._progress.waited = None, None, 0.0
         self._replaced(learner, alarm)
         self._raise(1)
@@ -347,7 +345,7 @@ class DriftResponse:
         is_useless = now.untrained is not None and level < now.floor + _FAR_BELOW * lost
         if now.stuck < (1 if is_useless else _WINDOWS):
             return False
-        self._held = {**self._world(), "return": level, "length": alarm.typical_length}
+        self._held = {**self._worlds.copy(), "return": level, "length": alarm.typical_length}
         if is_useless:
             now.level, now.exploration = 3, 0.0  # A fresh policy explores by itself.
             renew(learner)
@@ -370,7 +368,7 @@ class DriftResponse:
         assert self._held is not None
         if sum(recent) / len(recent) >= self._held["return"]:
             return self._end()
-        self._put(self._held)
+        self._worlds.put(self._held)
         self._replaced(learner, alarm)
         self._end()
         return True
@@ -390,18 +388,6 @@ class DriftResponse:
             alarm.restart()
         alarm.weights_were_replaced()
 
-    def _world(self) -> dict[str, Any]:
-        """A copy of the present weights and what belongs to them."""
-        states: dict[str, Any] = copy_tree({name: dict(part.state_dict()) for name, part in self._parts.items()})
-        return states if self.model is None else {**states, "model": {**self.model.state_dict(), "recent": []}}
-
-    def _put(self, world: Mapping[str, Any]) -> None:
-        """Copy weights, and what belongs to them, into the learner."""
-        for name, part in self._parts.items():
-            part.load_state_dict(copy_tree(world[name]))
-        if self.model is not None:
-            self.model.load_state_dict(world["model"])
-
     def state_dict(self) -> dict[str, Any]:
         """Archived weights, the last good ones, and where the response stands. Settings are not part of it."""
         worlds = {"archive": list(self.archive), "good": self._good, "acting": self._acting, "held": self._held}
@@ -420,13 +406,13 @@ class DriftResponse:
         """Raise a ``CheckpointError`` unless this is the state of a response with such networks."""
         value = number(at_least=-LARGEST_RETURN, at_most=LARGEST_RETURN)
         model = {} if self.model is None else {"model": self.model.rule()}
-        parts = {name: _rule(part) for name, part in self._parts.items()}
+        parts = self._worlds.rules()
         length = number(at_least=0, at_most=LARGEST_LENGTH)
-        world = optional(table({"return": value, "length": length, **parts, **model}))
+        world = optional(table({"return": value, "length": length, **parts}))
         rules: dict[str, Rule] = {
             "archive": items(world),
             "good": world,
-            "acting": optional(table({**parts, **model})),
+            "acting": optional(table(parts)),
             "held": world,
             "level": count(at_most=3),
             "before": value,
@@ -467,19 +453,14 @@ class DriftResponse:
         """
         self.check_state_dict(state_dict)
         own = copy_tree(dict(state_dict))
-        self.archive = [self._whole(world) for world in own.pop("archive")]
-        self._good, self._held, self._acting = (self._whole(own.pop(name)) for name in ("good", "held", "acting"))
+        self.archive = [self._worlds.whole(world) for world in own.pop("archive")]
+        self._good, self._held, self._acting = (
+            self._worlds.whole(own.pop(name)) for name in ("good", "held", "acting")
+        )
         self.rewirings, self.recoveries = own.pop("rewirings"), own.pop("recoveries")
         if self.model is not None:
             self.model.load_state_dict(own.pop("model"))
         self._progress = _Progress(**{**own, "seen": Look(**own["seen"])})
-
-    def _whole(self, world: Any) -> Any:
-        """The world, with the policy's own second critic where its weights have none."""
-        if world is None:
-            return None
-        own = copy_tree(dict(self._parts["policy"].state_dict()))
-        return {**world, "policy": {**own, **world["policy"]}}
 
 
 def _expected_return(seen: Look, running: npt.NDArray[np.float64], has_time: bool) -> float | None:
@@ -496,18 +477,3 @@ def _expected_return(seen: Look, running: npt.NDArray[np.float64], has_time: boo
     if seen.episodes:
         return (seen.returns + float(running.sum())) / seen.episodes
     return None if has_time else float(running.mean())
-
-
-def _rule(part: Stateful) -> Rule:
-    """Schema of a component's state; weights with one critic fit a policy with two."""
-
-    def rule(value: Any, path: tuple[Any, ...]) -> None:
-        if callable(check_own := getattr(part, "check_state_dict", None)):
-            check_own(value)
-            return
-        own = dict(part.state_dict())
-        if isinstance(value, Mapping) and not any(str(key).startswith(SECOND_CRITIC) for key in value):
-            own = {key: each for key, each in own.items() if not key.startswith(SECOND_CRITIC)}
-        like(own)(value, path)
-
-    return rule

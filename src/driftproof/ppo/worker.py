@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
-from driftproof.learner.alarm import EpisodeReturns
+from driftproof.learner.episode_returns import EpisodeReturns
 from driftproof.learner.rollout import HostObservation
 from driftproof.nn.exploration import StateDependentExploration
 from driftproof.nn.policies import DistributionalPolicy
