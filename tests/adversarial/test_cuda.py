@@ -23,6 +23,7 @@ def agent(policy="MlpLstmPolicy", **settings):
         n_epochs=2,
         seed=0,
         device="cuda",
+        drift_kit=False,
         adversarial=SAPPOConfig(warmup_updates=1, robust_kl_coef=1.0),
         **settings,
     )
