@@ -421,3 +421,19 @@ def test_explicitly_normalising_nothing_is_an_error():
     with pytest.raises(ValueError, match="nothing to normalise"):
         DistributionalPPO("MlpPolicy", "FrozenLake-v1", drift_kit=False, observation_normalizer=True)
     assert DistributionalPPO("MlpPolicy", "FrozenLake-v1", drift_kit=True).learner.normalizer is None
+
+
+def test_rare_flags_are_no_shift(rng):
+    """Of a hundred flags, each is set at the start of some episodes only; a shift of the same sensors is found."""
+    statistics = ObservationNormalizer(spaces.Box(-np.inf, np.inf, (100,), np.float32))
+    seen = np.float32(rng.random((600, 4, 100)) < 0.02)
+    starts = np.zeros((600, 4), bool)
+    starts[::8] = True
+    for rows, first in zip(seen[:500], starts[:500], strict=True):
+        statistics.observe(rows, first)
+    statistics.finish()
+    assert statistics.metrics()["drift/anchor_moves"] == 0
+    assert torch.equal(normalized(torch.from_numpy(seen[0]), statistics.moments), torch.from_numpy(seen[0]))
+    for rows, first in zip(seen[500:], starts[500:], strict=True):
+        statistics.observe(rows + np.float32(1.3), first)
+    assert statistics.metrics()["drift/anchor_moves"] > 0

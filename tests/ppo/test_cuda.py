@@ -19,8 +19,6 @@ SMALL = {"n_steps": 32, "batch_size": 64, "n_epochs": 2, "seed": 0}
 def agent(policy="MlpLstmPolicy", env="CartPole-v1", **settings):
     settings = {**SMALL, "drift_kit": False, **settings}
     return DistributionalPPO(policy, make_vec_env(env, 4, seed=0), device="cuda", **settings)
-        policy, make_vec_env(env, 4, seed=0), device="cuda", **{**SMALL, "drift_kit": False, **settings}
-    )
 
 
 def weights(model):

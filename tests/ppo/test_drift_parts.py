@@ -237,6 +237,7 @@ class TestRecurrentDefaults:
         ("policy", "networks", "parts"),
         [
             ("MlpPolicy", {}, (False, 0.0)),
+            ("MlpPolicy", {"core": None}, (False, 0.0)),
             ("MlpLstmPolicy", {"core": "none"}, (False, 0.0)),
             ("MlpLstmPolicy", {}, (True, 0.003)),
             (MlpGruPolicy, {}, (True, 0.003)),

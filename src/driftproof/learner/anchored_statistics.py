@@ -73,6 +73,8 @@ class AnchoredStatistics:
         """Episodes in the variance and in the mean of starts; the latter begins anew after a shift."""
         self.target_mean, self.target_std, self.is_fixed = np.zeros(size), np.ones(size), 0
         """What observations are normalised to, and whether it has been decided."""
+        self.fractional = np.zeros(size)
+        """1 for sensors that have not only shown whole numbers. The others may be flags, which may be rare at starts."""
         self.largest = np.zeros(size)
         """Largest deviation from the mean until then."""
         self.recent = np.zeros((0, size))
@@ -102,7 +104,7 @@ class AnchoredStatistics:
         own = self.std
         # The ratio is exactly 1 for scales within the bounds: these sensors stay exactly as they are. Until it is
         # decided, less is changed: a few observations in a row differ less than many do, and are on one side.
-        is_small = (own < _LEAST_USUAL) & is_final
+        is_small = (own < _LEAST_USUAL) & (self.fractional > 0) & is_final
         largest_mean = _LARGEST_MEAN if is_final else _LARGEST_STD
         ratio = np.where(is_small, _AMPLIFIED_STD, np.minimum(own, _LARGEST_STD)) / own
         # Sensors that hardly ever move, such as contacts, may move often once the policy has learned.
@@ -126,7 +128,7 @@ class AnchoredStatistics:
         """From now on, component ``i`` measures what ``order[i]`` measured, times ``signs[i]``."""
         for name in ("mean", "start_mean", "target_mean", "shift", "creep", "recent"):
             setattr(self, name, getattr(self, name)[..., order] * signs)
-        for name in ("variance", "start_variance", "target_std", "largest"):
+        for name in ("variance", "start_variance", "target_std", "largest", "fractional"):
             setattr(self, name, getattr(self, name)[order])
 
     def has_shifted(self, start: Array) -> int:
@@ -135,6 +137,7 @@ class AnchoredStatistics:
             return 0
         self.recent = np.concatenate((self.recent, start[None]))[-_WINDOW:]
         z = (self.recent - self.start_mean) / self._start_std()
+        z = np.where((self.fractional > 0) | (self.recent != np.rint(self.recent)), z, 0.0)
         if np.abs(z[-1]).max() > _DEVIATIONS[-1]:  # The last one is among them, however many they are.
             for last, deviation in enumerate(_DEVIATIONS, start=1):
                 if len(z) >= last and ((z[-last:] > deviation).all(0) | (z[-last:] < -deviation).all(0)).any():
@@ -169,7 +172,8 @@ class AnchoredStatistics:
         elif self._is_settled:
             self.creep = self.creep + step
             error = _CREEP_ERRORS * self._start_std() / math.sqrt(_FEWEST_STARTS)
-            if (np.abs(self.creep) > np.maximum(_LARGEST_CREEP * self.std, error)).any():
+            has_crept = np.abs(self.creep) > np.maximum(_LARGEST_CREEP * self.std, error)
+            if (has_crept & (self.fractional > 0)).any():
                 self.mean, self.creep, self.shifts = self.mean + self.creep, np.zeros(self.size), 1
         self.start_count = min(self.start_count + 1, _START_MEMORY)
         weight = 1 / self.start_count
@@ -179,6 +183,7 @@ class AnchoredStatistics:
         """Update with observations ``[n, size]``."""
         if self.on_trial > 0:
             self._judge(observations)
+        self.fractional = np.maximum(self.fractional, (observations != np.rint(observations)).any(0))
         difference = observations - self.mean
         if self.count >= _UNCLIPPED:
             bound = _CLIP * self.std
@@ -238,6 +243,7 @@ class AnchoredStatistics:
         rules: dict[str, Rule] = dict.fromkeys(_ARRAYS, numbers((self.size,), [torch.float64], **bounds))
         variance = numbers((self.size,), [torch.float64], at_least=0, at_most=_LARGEST**2)
         rules |= dict.fromkeys(("variance", "start_variance", "largest"), variance)
+        rules["fractional"] = numbers((self.size,), [torch.float64], at_least=0, at_most=1)
         rules["recent"] = numbers((None, self.size), [torch.float64], **bounds)
         rules["target_std"] = numbers((self.size,), [torch.float64], at_least=_LEAST_TARGET, at_most=_LARGEST_STD)
         rules |= dict.fromkeys(_NUMBERS, number(at_least=0, at_most=_LARGEST**2)) | dict.fromkeys(_COUNTS, count())
@@ -256,7 +262,7 @@ class AnchoredStatistics:
 
 _ARRAYS = (
     *("mean", "variance", "start_mean", "start_variance", "recent", "shift", "creep"),
-    *("target_mean", "target_std", "largest"),
+    *("target_mean", "target_std", "largest", "fractional"),
 )
 _NUMBERS = ("count", "start_count", "start_weight", "misfit", "former_misfit")
 _COUNTS = ("on_trial", "shifts", "undone", "is_fixed", "free")

@@ -124,7 +124,8 @@ def _is_normalized(env: Any) -> bool:
 def is_recurrent(policy: Any, policy_kwargs: Mapping[str, Any]) -> bool:
     """Whether a policy, given as a name or a class, has a recurrent core with these arguments."""
     kind = NAMED_POLICIES.get(policy) if isinstance(policy, str) else as_policy(policy)
-    return bool(policy_kwargs.get("core", getattr(kind, "default_core", "lstm")) != "none")
+    core = policy_kwargs.get("core")  # None, too, is the policy's own.
+    return bool((getattr(kind, "default_core", "lstm") if core is None else core) != "none")
 
 
 def _resolved_vgs(given: AgentSettings) -> tuple[bool, dict[str, Any]]:
