@@ -74,7 +74,7 @@ class AnchoredStatistics:
         self.target_mean, self.target_std, self.is_fixed = np.zeros(size), np.ones(size), 0
         """What observations are normalised to, and whether it has been decided."""
         self.fractional = np.zeros(size)
-        """1 for sensors that have not only shown whole numbers. The others may be flags, which may be rare at starts."""
+        """1 for sensors that have not only shown whole numbers. The others may be flags, which are rare at times."""
         self.largest = np.zeros(size)
         """Largest deviation from the mean until then."""
         self.recent = np.zeros((0, size))
