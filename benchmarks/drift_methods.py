@@ -68,6 +68,7 @@ class Method:
         layer_norm: Whether SB3's networks have layer normalisation.
         l2_init: Weight of the decay towards initial weights, of SB3's optimizer.
         restarts: Whether it is told of every new task, and starts it with a new agent.
+        members: Agents of a population, which share the steps; 1: there is none.
     """
 
     title: str
@@ -78,6 +79,7 @@ class Method:
     layer_norm: bool = False
     l2_init: float = 0.0
     restarts: bool = False
+    members: int = 1
 
     @property
     def missing(self) -> str | None:
@@ -201,6 +203,7 @@ METHODS: dict[str, Method] = {
     "memory": Method("driftproof without kit, LSTM", settings=NO_KIT, policy="MlpLstmPolicy"),
     "oracle": Method("driftproof without kit, new at every switch (told)", settings=NO_KIT, restarts=True),
     "kit": Method("driftproof", settings=KIT),
+    "population-2": Method("driftproof, 2 members share the steps", settings=KIT, members=2),
     "kit-memory": Method("driftproof, LSTM", settings=KIT, policy="MlpLstmPolicy"),
     **{
         f"kit-minus-{name.replace('_', '-')}": Method(f"driftproof minus {name}", settings={**KIT, name: value})

@@ -35,6 +35,7 @@ import common
 import drift_report
 import torch
 from drift_methods import METHODS
+from drift_population import DriftPopulation
 from drift_scenarios import GROUPS, ITERATION, SCENARIOS, Recorder, Scenario
 from drift_statistics import Summary
 from learning import setting
@@ -91,7 +92,7 @@ class Run:
 class Progress(BaseCallback):
     """Collects the detector's alarms, and writes the run's file at the end of every task."""
 
-    def __init__(self, run: Run, recorder: Recorder, path: Path) -> None:
+    def __init__(self, run: Run, recorder: Recorder | DriftPopulation, path: Path) -> None:
         super().__init__()
         self.run, self.recorder, self.path = run, recorder, path
         self.alarms: list[int] = []
@@ -145,6 +146,12 @@ def train(run: Run, folder: Path) -> None:
     """Do a run, and write its file."""
     torch.set_num_threads(1)
     world, method = run.world, METHODS[run.method]
+    if method.members > 1:
+        population = DriftPopulation(world, method, run.seed, run.overrides)
+        progress = Progress(run, population, run.path(folder))
+        population.train()
+        progress.write(finished=True)
+        return
     env, recorder = world.make(run.seed)
     envs = method.wrapped(DummyVecEnv([lambda: env]))
     progress = Progress(run, recorder, run.path(folder))
@@ -331,7 +338,11 @@ def quick(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shortest: dict[str, Any] = {"seeds": [0], "scale": 0.0, "tasks": 2}
     of_groups = [next(name for name in SCENARIOS if SCENARIOS[name].group == group) for group in GROUPS]
-    for run in [*plan(of_groups, ["kit"], **shortest), *plan(["continual-cartpole"], list(METHODS), **shortest)]:
+    single = [name for name, method in METHODS.items() if method.members == 1]
+    shared = [name for name, method in METHODS.items() if method.members > 1]
+    runs = [*plan(of_groups, ["kit"], **shortest), *plan(["continual-cartpole"], single, **shortest)]
+    # Members make a few decisions in every task.
+    for run in [*runs, *plan(["continual-cartpole"], shared, **{**shortest, "scale": 0.04})]:
         if not run.path(folder).exists():
             train(run, folder)
             common.console.print(f"{run.key}: {brief(json.loads(run.path(folder).read_text()))}", markup=False)

@@ -175,6 +175,15 @@ def test_former_weights_return_with_their_world(policy):
     assert metrics.column("drift/archived")[-1] == 1, "those of the second world remain"
 
 
+def test_a_change_soon_after_a_response_is_seen():
+    soon = AGAIN + 12
+    metrics = learned(responding({0: "right", CHANGE: "wrong", AGAIN: "right", soon: "wrong"}), soon + 8)
+    returns, trials = metrics.column("drift/episode_return"), metrics.column("drift/trial")
+    assert min(returns[soon - 5 : soon]) > 0.9 * LENGTH, "the response has ended"
+    assert 1 in trials[soon : soon + 4]
+    assert min(returns[-3:]) > 0.9 * LENGTH
+
+
 def test_weights_that_do_not_fit_are_put_back():
     agent = responding({0: "right", CHANGE: "wrong", AGAIN: "poor"})
     metrics = learned(agent, AGAIN + 5)

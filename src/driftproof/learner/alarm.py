@@ -39,6 +39,8 @@ _SUSPICIOUS = 0.25
 """Value of both sums, in units of their thresholds, above which references are frozen."""
 LARGEST_LENGTH = 1e6
 """Longer episodes count as so long."""
+_REARMED = 5
+"""Updates after a response that only the references learn from: their spread has a lower bound, unlike at first."""
 _ROUNDING = 0.01
 """Standard deviation of returns, at least, relative to their size."""
 
@@ -76,8 +78,8 @@ class CalibrationAlarm:
         threshold: Level of the sums. Larger: fewer false alarms, and later ones.
         slack: Standard deviations below the reference that are no evidence.
         memory: Updates that the references average.
-        warmup: Updates at the beginning, and after an alarm, that only the references learn from; those of more than
-            800 steps count for more.
+        warmup: Updates at the beginning, and after an alarm, that only the references learn from, 5 if the response
+            to it has ended; those of more than 800 steps count for more.
     """
 
     def __init__(self, threshold: float = 7.0, slack: float = 0.5, memory: float = 10, warmup: int = 20) -> None:
@@ -182,6 +184,10 @@ class CalibrationAlarm:
         """Restart after an alarm; the reference of the calibration is kept."""
         self._sums = dict.fromkeys(self._sums, 0.0)
         self._return, self._rate, self._age = _Reference(), _Reference(), 0.0
+
+    def rearm(self) -> None:
+        """After a response, which has ended: the next change may come soon."""
+        self._age = max(self._age, self.warmup - _REARMED)
 
     def metrics(self) -> dict[str, float]:
         """Numbers of the last update, by the names that are logged."""

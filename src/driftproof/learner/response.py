@@ -114,7 +114,7 @@ class DriftResponse:
         rewiring: Look for sensors and actions that were swapped or inverted.
     """
 
-    def __init__(self, patience: int = 2, exploration: float = 0.02, worlds: int = 3, rewiring: bool = True) -> None:
+    def __init__(self, patience: int = 4, exploration: float = 0.02, worlds: int = 3, rewiring: bool = True) -> None:
         self.patience, self.exploration, self.worlds, self.rewiring = patience, exploration, worlds, rewiring
         self.model: TransitionModel | None = None
         """Model of the world's steps; ``None``: sensors and actions are not looked at."""
@@ -291,7 +291,7 @@ class DriftResponse:
                 self.recoveries += 1
                 self._good = good
                 alarm.dismiss()
-                return False, self._end()
+                return False, self._end(alarm)
             if mean is not None and mean > now.previous:
                 self._held = {**self._worlds.copy(), "return": now.before, "length": tried["length"]}
                 now.previous = mean
@@ -305,7 +305,7 @@ class DriftResponse:
             else:
                 del self.archive[now.trial]
             alarm.restart()
-            return now.checking, self._end()
+            return now.checking, self._end(alarm)
         following = now.trial + 1
         if now.rewired:
             del self.archive[0]
@@ -334,7 +334,7 @@ class DriftResponse:
             now.window.append(mean)
         lost = now.before - now.floor
         if len(now.window) > 1 and sum(now.window[-2:]) / 2 >= now.floor + lost / 2:
-            return self._end()
+            return self._end(alarm)
         if now.level > 1:
             return self._compare(learner, alarm)
         if now.waited < self.patience or not now.window:
@@ -367,13 +367,14 @@ class DriftResponse:
         recent = now.window[-self.patience :]
         assert self._held is not None
         if sum(recent) / len(recent) >= self._held["return"]:
-            return self._end()
+            return self._end(alarm)
         self._worlds.put(self._held)
         self._replaced(learner, alarm)
-        self._end()
+        self._end(alarm)
         return True
 
-    def _end(self) -> bool:
+    def _end(self, alarm: CalibrationAlarm) -> bool:
+        alarm.rearm()
         self._progress, self._held = _Progress(exploration=self._progress.exploration), None
         return False
 

@@ -131,7 +131,7 @@ class DriftSettings:
         key="rewiring",
     )
     drift_patience: int = setting(
-        2,
+        4,
         "Updates without improvement after which the weights of an agent whose returns stay low are reinitialised. "
         "Fewer: restarts sooner; 2 to 10.",
         at_least=1,
