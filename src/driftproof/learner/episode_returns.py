@@ -48,7 +48,7 @@ class EpisodeReturns:
         envs, steps = np.nonzero((rollout.dones & rollout.valid).T)
         ends = sums[steps, envs]
         is_first = np.diff(envs, prepend=-1) != 0
-        returns = ends - np.where(is_first, 0, np.roll(ends, 1))
+        returns = ends - np.where(is_first, 0, np.concatenate(([0.0], ends))[:-1])
         counted: npt.NDArray[np.float64] = returns[~is_first | self._counts[envs]]
         is_last = np.diff(envs, append=-1) != 0
         running = sums[-1].copy()

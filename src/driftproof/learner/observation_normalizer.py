@@ -40,7 +40,7 @@ class ObservationNormalizer:
     def __init__(self, space: Any, memory: int = 20_000) -> None:
         self._shapes = dict(normalizable(space))
         self.statistics = {key: AnchoredStatistics(math.prod(shape), memory) for key, shape in self._shapes.items()}
-        self._vectors: dict[str, tuple[Array, Array]] | None = None
+        self._vectors: dict[str, tuple[Array, Array] | None] | None = None
         self._moments: dict[str, Moments] | None = None
         self.begin()
         self._refresh()
@@ -50,25 +50,29 @@ class ObservationNormalizer:
         """What to subtract from observations, and what to divide them by, by key."""
         if self._moments is None:
             self._moments = {
-                key: Moments(*(torch.from_numpy(each.reshape(self._shapes[key])) for each in part))
-                for key, part in self._arrays().items()
+                key: Moments(*(torch.from_numpy(each.reshape(self._shapes[key])) for each in part.moments))
+                for key, part in self.statistics.items()
             }
         return self._moments
 
-    def _arrays(self) -> dict[str, tuple[Array, Array]]:
-        """:attr:`moments` as vectors ``[size]``."""
+    def _arrays(self) -> dict[str, tuple[Array, Array] | None]:
+        """:attr:`moments` as vectors ``[size]``; ``None``: observations stay as they are."""
         if self._vectors is None:
-            self._vectors = {key: part.moments for key, part in self.statistics.items()}
+            moments = {key: part.moments for key, part in self.statistics.items()}
+            self._vectors = {
+                key: (mean, std) if mean.any() or (std != 1).any() else None for key, (mean, std) in moments.items()
+            }
         return self._vectors
 
     def begin(self) -> None:
         """Begin a rollout."""
-        self._recorded: list[tuple[dict[str, Array], npt.NDArray[np.bool_]]] = []
-        self._clear_pending()
-
-    def _clear_pending(self) -> None:
-        self._pending: list[dict[str, Array]] = []
-        self._pending_rows = 0
+        self._rows: dict[str, list[Array]] = {key: [] for key in self.statistics}
+        """Observations of every step of the rollout, before they are normalised."""
+        self._starts: list[npt.NDArray[np.bool_]] = []
+        self._learned = 0
+        """How many of these steps the statistics know."""
+        self._pending = 0
+        """Observations in the others."""
 
     @property
     def sensors(self) -> AnchoredStatistics | None:
@@ -80,23 +84,24 @@ class ObservationNormalizer:
 
         ``None`` if they are not those of so many steps, as a state was loaded meanwhile, or are not normalised.
         """
-        if len(self._recorded) != steps or key not in self._shapes:
+        if len(self._starts) != steps or key not in self._shapes:
             return None
-        rows, starts = zip(*self._recorded, strict=True)
-        whole = np.stack([each[key] for each in rows])
-        return whole.reshape(*whole.shape[:2], *self._shapes[key]), np.stack(starts)
+        rows, starts = np.concatenate(self._rows[key]), np.stack(self._starts)
+        return rows.reshape(*starts.shape, *self._shapes[key]), starts
 
     def take(self, observation: HostObservation, starts: npt.NDArray[np.bool_]) -> HostObservation:
         """:meth:`observe` observations; returns them normalised, in single precision.
 
         The same numbers as with :attr:`moments`, at less overhead for the few numbers of a step.
         """
-        rows, vectors = self.observe(observation, starts), self._arrays()
+        rows = self.observe(observation, starts)
         result: dict[str, npt.NDArray[Any]] = {}
-        for key, (mean, std) in vectors.items():
-            part = rows[key] - mean
-            part /= std
-            np.maximum(part, -LIMIT, out=part)
+        for key, moments in self._arrays().items():
+            part = rows[key]
+            if moments is not None:
+                part = part - moments[0]
+                part /= moments[1]
+            part = np.maximum(part, -LIMIT)
             np.minimum(part, LIMIT, out=part)
             result[key] = part.astype(np.float32).reshape(-1, *self._shapes[key])
         if isinstance(observation, dict):
@@ -110,24 +115,25 @@ class ObservationNormalizer:
             observation: Observation of every environment ``[N, ...]``.
             starts: Whether it is the first of an episode ``[N]``.
         """
-        rows = {key: _rows(observation, key) for key in self.statistics}
-        if any(starts.tolist()):  # Faster than NumPy for a few numbers.
+        rows = {key: _rows(observation, key) for key in self._rows}
+        if True in starts.tolist():  # Faster than NumPy for a few numbers.
             self._learn_starts(rows, starts)
-        self._recorded.append((rows, starts.copy()))
-        self._pending.append(rows)
-        self._pending_rows += len(starts)
+        for key, part in rows.items():
+            self._rows[key].append(part)
+        self._starts.append(starts.copy())
+        self._pending += len(starts)
         # The first observations ever are used soon.
-        if self._pending_rows >= self._enough:
+        if self._pending >= self._enough:
             self.learn()
         return rows
 
     def learn(self) -> None:
         """Update the statistics with all observations since the last call."""
-        if not self._pending_rows:
+        if not self._pending:
             return
         for key, part in self.statistics.items():
-            part.learn(np.concatenate([rows[key] for rows in self._pending]))
-        self._clear_pending()
+            part.learn(np.concatenate(self._rows[key][self._learned :]))
+        self._learned, self._pending = len(self._starts), 0
         self._refresh()
 
     def finish(self) -> None:
@@ -212,6 +218,5 @@ def normalizable(space: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _rows(observation: HostObservation, key: str) -> Array:
     """A copy of a part of the observations ``[N, size]``."""
-    part = np.asarray(observation[key] if isinstance(observation, dict) else observation)
-    rows: Array = part.reshape(len(part), -1).astype(np.float64)
-    return rows
+    part = np.array(observation[key] if isinstance(observation, dict) else observation, np.float64)
+    return part.reshape(len(part), -1)

@@ -105,8 +105,8 @@ def _stepper(layer: nn.Module) -> Callable[[Tensor], Tensor]:
         weight, bias = layer.weight, layer.bias
         return lambda x: F.linear(x, weight, bias)
     if type(layer) is LayerNorm:
-        shape, weight, bias, epsilon = list(layer.normalized_shape), layer.weight, layer.bias, layer.eps
-        return lambda x: torch.layer_norm(x, shape, weight, bias, epsilon)
+        shape, epsilon, scale = list(layer.normalized_shape), layer.eps, layer.scale
+        return lambda x: torch.layer_norm(x, shape, scale(x), None, epsilon)
     return layer.forward
 
 
