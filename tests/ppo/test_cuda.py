@@ -10,6 +10,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from driftproof.learner import learner
 from driftproof.learner.renewal import renew, restart_optimizer
 from driftproof.ppo import DistributionalPPO
+from tests.gpu import waiting, without_waiting
 
 pytestmark = pytest.mark.gpu
 
@@ -134,7 +135,6 @@ def test_a_graph_follows_parameters_that_were_set_or_loaded(tmp_path):
     assert all(torch.isfinite(p).all() for p in weights(loaded).values())
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("use_sde", [False, True])
 @pytest.mark.parametrize("cuda_graph", [False, True])
 def test_an_update_waits_for_the_device_once(cuda_graph, use_sde, monkeypatch):
@@ -144,18 +144,15 @@ def test_an_update_waits_for_the_device_once(cuda_graph, use_sde, monkeypatch):
     train, fetch = model.train, learner.fetch
 
     def fetching_may_wait(*args):
-        torch.cuda.set_sync_debug_mode("default")
-        return fetch(*args)
+        with waiting():
+            return fetch(*args)
 
-    def without_waiting():
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+    def training_may_not():
+        with without_waiting():
             train()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(learner, "fetch", fetching_may_wait)
-    model.train = without_waiting
+    model.train = training_may_not
     model.learn(384, reset_num_timesteps=False)
 
 
