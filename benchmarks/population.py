@@ -6,9 +6,10 @@
     python benchmarks/population.py --report            # tables and the picture of what has been measured
 
 - environments: steps per second of tensor environments, and of Gymnasium's vector environments on one core.
-- population: M members at once against a single agent: an optimizer step, of 64 steps x 16 sequences each; an exploit,
-  in which half of the population gets the state of the other half; and trainings in the market with regimes, rollouts
-  and updates on the device. A single agent has its CUDA graph, and its environments are tensors too.
+- population: M members at once against a single agent: an optimizer step, of 64 steps x 16 sequences each, alone and
+  as a part of a whole update; an exploit, in which half of the population gets the state of the other half; and
+  trainings in the market with regimes, rollouts and updates on the device. A single agent has its CUDA graph, and its
+  environments are tensors too.
 - learning: what 64 members, and single agents one by one, have learned after 500,000 steps in that market.
 
 Everything is on: twin quantile critics, LSTMs for actor and critics, AdaptiveUPGD with noise, gradient scaling. Matrix
@@ -34,6 +35,7 @@ from typing import Any
 import gymnasium
 import torch
 from common import RESULTS, console, machine, show_table, write_result
+from recurrence import show_profile
 
 from driftproof.envs import tensor
 from driftproof.pbt.vectorized import VectorizedPopulation
@@ -156,9 +158,10 @@ def members_at_once(options: argparse.Namespace, units: int, mixed_precision: bo
     single = agent(device, cuda_graph=device == "cuda", **shape)
     single.learn(n_steps * envs)
     steps = single.optimizer_steps_per_update
-    alone = seconds(single.train, device, options.repeats) / steps
+    alone, update = step_and_update(single.learner, single.train, device, options)
     whole = seconds(partial(single.learn, n_steps * envs, reset_num_timesteps=False), device, 1, 0)
-    yield row("single", units, 1, alone, alone, floor(single, 1, samples), n_steps * envs / whole)
+    bound = floor(single, 1, samples)
+    yield row("single", units, 1, alone, alone, update / steps, bound, n_steps * envs / whole)
     del single
     for members in options.members:
         forget(device)
@@ -167,7 +170,8 @@ def members_at_once(options: argparse.Namespace, units: int, mixed_precision: bo
         together = VectorizedPopulation(make_agent, members)
         together.learn(1)
         settings = [each.update_settings() for each in together.agents]
-        step = seconds(partial(together.learner.update, together.rollout, settings), device, options.repeats)
+        call = partial(together.learner.update, together.rollout, settings)
+        step, update = step_and_update(together.learner, call, device, options)
         half = members // 2
         halves = list(range(half)), list(range(half, 2 * half))
         exploit = 1e3 * seconds(partial(together.exploit, *halves), device, 5) if half else None
@@ -177,13 +181,34 @@ def members_at_once(options: argparse.Namespace, units: int, mixed_precision: bo
             partial(together.train, updates, 10**6, dict.fromkeys(updates)), device, 1, warm_up=not options.quick
         )
         yield {
-            **row("population", units, members, step / steps, alone, bound, 0.0),
+            **row("population", units, members, step, alone, update / steps, bound, 0.0),
             "rate": members * n_steps * envs * options.repeats / training,
             "memory_gib": memory(device),
             "exploit_ms": exploit,
         }
         together.close()
         del together, settings
+
+
+def step_and_update(
+    learner: Any, update: Callable[[], object], device: str, options: argparse.Namespace
+) -> tuple[float, float]:
+    """Seconds of an optimizer step, as an update takes it, and of the whole update."""
+    taken: list[Any] = []
+    step = learner.take_step
+
+    def noted(*arguments: Any) -> Any:
+        taken[:] = arguments
+        return step(*arguments)
+
+    learner.take_step = noted
+    update()
+    learner.take_step = step
+    call = partial(step, *taken)
+    alone = seconds(call, device, 10 * options.repeats)
+    if options.profile and device == "cuda":
+        show_profile(call)
+    return alone, seconds(update, device, options.repeats)
 
 
 def member_agent(device: str, shape: dict[str, Any], member: int) -> DistributionalPPO:
@@ -227,13 +252,15 @@ def learned(kind: str, returns: list[float], steps: int, spent: float) -> dict[s
 
 
 def row(
-    kind: str, units: int, members: int, step: float, alone: float, bound: float | None, rate: float
+    kind: str, units: int, members: int, step: float, alone: float, update: float, bound: float | None, rate: float
 ) -> dict[str, Any]:
+    """A row of the results; ``update`` is its time by optimizer step."""
     return {
         "kind": kind,
         "units": units,
         "members": members,
         "step_ms": 1e3 * step,
+        "update_ms": 1e3 * update,
         "speedup": members * alone / step,
         "floor_ms": None if bound is None else 1e3 * bound,
         "rate": rate,
@@ -274,6 +301,7 @@ def report(results: dict[str, Any]) -> list[str]:
             "products",
             "members",
             "optimizer step, ms",
+            "whole update by step, ms",
             "against one by one",
             "floor, ms",
             "share of the floor",
@@ -285,6 +313,7 @@ def report(results: dict[str, Any]) -> list[str]:
                 each["products"],
                 "single agent" if each["kind"] == "single" else str(each["members"]),
                 f"{each['step_ms']:.2f}",
+                f"{each['update_ms']:.2f}",
                 f"{each['speedup']:.1f}x",
                 shown(each["floor_ms"], "{:.2f}"),
                 shown(each["floor_ms"] and 100 * each["floor_ms"] / each["step_ms"], "{:.0f} %"),
@@ -356,6 +385,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--members", nargs="+", type=int)
     parser.add_argument("--units", nargs="+", type=int)
     parser.add_argument("--products", nargs="+", choices=PRODUCTS, help="on a CPU float32 only")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of every step, on a GPU")
     parser.add_argument("--envs", type=int, default=64, help="environments of each member")
     parser.add_argument("--report", action="store_true", help="tables and picture of what is in population.json")
     parser.add_argument("--output", type=Path, help="folder of the results")
