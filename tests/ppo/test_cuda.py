@@ -8,6 +8,7 @@ import torch
 from stable_baselines3.common.env_util import make_vec_env
 
 from driftproof.learner import learner
+from driftproof.learner.graph import capturing
 from driftproof.learner.renewal import renew, restart_optimizer
 from driftproof.ppo import DistributionalPPO
 from tests.gpu import waiting, without_waiting
@@ -133,6 +134,22 @@ def test_a_graph_follows_parameters_that_were_set_or_loaded(tmp_path):
     assert all(torch.equal(p, weights(graphed)[name]) for name, p in weights(loaded).items())
     loaded.learn(128, reset_num_timesteps=False)
     assert all(torch.isfinite(p).all() for p in weights(loaded).values())
+
+
+def test_garbage_is_not_collected_during_a_capture():
+    """To free a graph would end it."""
+    graph, other = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    number = torch.zeros(1, device="cuda")
+    with capturing(other):
+        number.add_(10)
+    with capturing(graph):
+        garbage = [other]
+        garbage.append(garbage)
+        del garbage, other
+        assert len([[] for _ in range(100_000)]) == 100_000  # So many that the collector would have looked.
+        number.add_(1)
+    graph.replay()
+    assert number.item() == 1
 
 
 @pytest.mark.parametrize("use_sde", [False, True])

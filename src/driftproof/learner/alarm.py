@@ -5,7 +5,8 @@ rollout, the *calibration*, is about 0.5 while the critics are right, more while
 the world has changed for the worse. Critics learn the lower returns within a few updates, so that the calibration shows
 only a transient; and a transient alone is no proof, since critics err in a stationary world too. Hence a second
 statistic, the mean return of completed episodes. Both are standardised and summed up by one-sided CUSUM charts (Page,
-1954), and the alarm needs both.
+1954). The alarm needs both, or twice the evidence of returns: critics that learn the lower returns within one update
+show nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _OF_FEW = 3.0
 """Bound of deviations of returns in rollouts with fewer than ``FEW_EPISODES`` completed episodes."""
 _TRANSIENT = 0.3
 """Threshold of the calibration, relative to that of returns: critics may learn the new returns in a single update."""
+_ALONE = 2.0
+"""Threshold of returns without the calibration, relative to that with it."""
 _SUSPICIOUS = 0.25
 """Value of both sums, in units of their thresholds, above which references are frozen."""
 LARGEST_LENGTH = 1e6
@@ -67,7 +70,8 @@ class CalibrationAlarm:
     updates, so that learning does not widen it. With ``z`` the standardised amount by which ``u`` is below its
     reference, and below 0.5, the CUSUM ``S = max(0, S + z - slack)`` grows while the critics predict too much; another
     grows while ``R`` is below its reference. The alarm is raised once the second is above ``threshold`` and the first,
-    which has less time to grow, above a part of it. Improvement makes both smaller.
+    which has less time to grow, above a part of it, or once the second is above twice the threshold. Improvement makes
+    both smaller.
 
     Rollouts with fewer than four completed episodes and 800 steps are put together until there are as many; "update"
     stands for that. References are frozen while both sums are above a quarter of their thresholds. After an alarm,
@@ -105,8 +109,18 @@ class CalibrationAlarm:
 
     @property
     def cusum(self) -> float:
-        """The smaller one of both sums, in units of their thresholds: above 1 the alarm is raised."""
+        """The sums in units of their thresholds: above 1 the alarm is raised."""
+        return max(self._of_both, self._sums["return"] / _ALONE / self.threshold)
+
+    @property
+    def _of_both(self) -> float:
+        """The smaller one of both sums, in units of their thresholds."""
         return min(self._sums["calibration"] / _TRANSIENT, self._sums["return"]) / self.threshold
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the critics do not predict too much, or returns are not lower than usual."""
+        return self._of_both == 0
 
     @property
     def typical_return(self) -> float | None:
@@ -164,7 +178,7 @@ class CalibrationAlarm:
             self._add("return", min(bound, (self._return.mean_or(mean_return) - mean_return) / self.noise))
         if self.cusum > 1:
             return True
-        if self.cusum <= _SUSPICIOUS:
+        if self._of_both <= _SUSPICIOUS:
             self._calibration.observe(calibration, self.memory)
             self._rate.observe(episodes / steps, self.memory)
             if mean_return is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -82,10 +84,28 @@ class GraphedStep:
         torch.cuda.current_stream().wait_stream(stream)
         self.step.optimizer.zero_grad(set_to_none=True)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with capturing(self._graph):
             self._metrics = self.step(self._batch, self._coefficients)
         for flag, old in zip(flags, before, strict=True):
             flag.copy_(old)
+
+
+@contextlib.contextmanager
+def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """Capture in a graph what is done in the context.
+
+    No garbage is collected meanwhile: to free a graph, such as that of an agent nobody uses any more, ends a capture.
+    """
+    gc.collect()
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        # What other threads do, such as writing a checkpoint, is no part of it.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            yield
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 def tensors(value: Any) -> list[Tensor]:

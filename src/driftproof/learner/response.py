@@ -85,8 +85,8 @@ class _Progress:
 class DriftResponse:
     """Response to the alarm, in levels.
 
-    While there is no suspicion, the weights that last earned what is usual are kept. When the alarm's sums exceed its
-    threshold, these act on trial, reordered first if that explains the transitions. If they earn what they used to as
+    While there is no suspicion, the weights that last earned what is usual are kept. When the alarm's sums exceed their
+    thresholds, these act on trial, reordered first if that explains the transitions. If they earn what they used to as
     they were, the world has not changed, but training has spoiled the present weights: the good ones stay, and no alarm
     is raised. If they do not:
 
@@ -185,7 +185,7 @@ class DriftResponse:
         if is_usual and self.model is not None:
             self.model.learn()
         now = self._worlds.copy()
-        if is_usual and alarm.cusum == 0 and self._acting is not None:
+        if is_usual and alarm.is_quiet and self._acting is not None:
             sensors = {name: now[name] for name in _OF_SENSORS if name in now}
             self._good = {**self._acting, **sensors, "return": typical, "length": alarm.typical_length}
         self._acting = now

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from driftproof.learner.graph import cloned, tensors
+from driftproof.learner.graph import capturing, cloned, tensors
 from driftproof.learner.losses import Coefficients
 from driftproof.learner.metrics import StepMetrics
 from driftproof.learner.population.step import PopulationStep
@@ -73,7 +73,7 @@ class GraphedPopulationStep:
                     step(batch, c, proceed)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with capturing(graph):
                 metrics = step(batch, c, proceed)
         for flag, old in zip(flags, before, strict=True):
             flag.copy_(old)

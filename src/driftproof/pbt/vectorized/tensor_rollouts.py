@@ -13,6 +13,7 @@ from torch import Tensor
 from driftproof._arguments import ArgumentError
 from driftproof.envs import tensor
 from driftproof.envs.tensor import TensorEnv
+from driftproof.learner.graph import capturing
 from driftproof.learner.metrics import to_host
 from driftproof.learner.population import MemberGenerators, PopulationCollector, PopulationRollout, PopulationState
 from driftproof.nn.types import PolicyState
@@ -138,7 +139,7 @@ class TensorRollouts:
         with torch.cuda.device(self.rollout.device):
             if self._graph is None:
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
+                with capturing(graph):
                     self._act(self._noise)
                 self._graph = graph
             self._graph.replay()
