@@ -139,7 +139,7 @@ class Hyperparameters(MutableMapping[str, float]):
 
     def state_dict(self) -> dict[str, float]:
         """The base values."""
-        return dict(self)
+        return {name: entry.base for name, entry in self._entries.items()}
 
     def check_state_dict(self, state: Any) -> None:
         """Raise a ``CheckpointError`` unless these are valid values of some or all of the agent's hyper-parameters."""
@@ -178,7 +178,8 @@ class Hyperparameters(MutableMapping[str, float]):
         ]:
             warnings.warn(f"the state lacks the hyper-parameters {missing}: they keep their values", stacklevel=2)
         for name, value in state.items():
-            self._set(name, value)
+            if value != self._entries[name].base:  # An exploit loads many states that hardly differ.
+                self._set(name, value)
 
     def __getitem__(self, name: str) -> float:
         return self._entry(name).base

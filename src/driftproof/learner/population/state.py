@@ -110,13 +110,19 @@ class PopulationState:
     @property
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """All tensors by component and name, as in a single learner's states; some are views, or appear twice."""
-        tensors: dict[str, dict[str, Tensor]] = {
-            "policy": self.weights,
-            "optimizer": self._optimizer_tensors(),
-            "return_scale": self.return_scale.tensors(),
-        }
+        tensors = {"policy": self.weights, "optimizer": self._optimizer_tensors(), **self._small_tensors()}
         if self.statistics is not None:
             tensors["vgs"] = self.statistics.tensors()
+        return tensors
+
+    @property
+    def components(self) -> set[str]:
+        """Names of the components that are here."""
+        return {*self._storages}
+
+    def _small_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Those of components whose memory has one part for each name."""
+        tensors = {"return_scale": self.return_scale.tensors()}
         if self.kl_penalty is not None:
             tensors["kl_penalty"] = self.kl_penalty.tensors()
         if self.initial_weights is not None:
@@ -141,8 +147,9 @@ class PopulationState:
         """All memory by component, each part once."""
         group = self.group
         lists = (group.utilities, group.steps, group.first_moments, group.second_moments, group.norm_emas)
-        others = [weight for name, weight in self.weights.items() if name not in self.trained]
-        result = {name: list(stacks.values()) for name, stacks in self.tensors.items()}
+        trained = set(self.trained)
+        others = [weight for name, weight in self.weights.items() if name not in trained]
+        result = {name: list(stacks.values()) for name, stacks in self._small_tensors().items()}
         result["policy"] = [*group.params, *others]
         result["optimizer"] = [tensor for each in lists for tensor in each]
         if self.statistics is not None:

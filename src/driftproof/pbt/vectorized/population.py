@@ -160,7 +160,7 @@ class VectorizedPopulation:
         self.state.copy(targets, sources, reset_optimizer=optimizer == "reset")
         if restart:
             self.rollouts.restart(targets)
-        learned = self.state.tensors.keys()
+        learned = self.state.components
         donors = {}
         for source in set(sources):
             parts = self.agents[source].components()
@@ -173,7 +173,6 @@ class VectorizedPopulation:
             parts = agent.components()
             for name, state in donors[source].items():
                 parts[name].load_state_dict(copy_tree(state))
-            agent.state_was_loaded()
             if agent.normalizer.is_used and agent.env is not None and agent._last_obs is not None:
                 agent._last_obs = renormalized(agent.env)
             self.frozen.discard(target)
