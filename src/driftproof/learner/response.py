@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +14,13 @@ import numpy.typing as npt
 from driftproof.learner.alarm import LARGEST_LENGTH, CalibrationAlarm
 from driftproof.learner.episode_returns import FEW_EPISODES, LARGEST_RETURN, LOOK, Look
 from driftproof.learner.renewal import renew, restart_optimizer, rewire, soften
+from driftproof.learner.response_progress import Progress
 from driftproof.learner.rewiring import LARGEST, Starts, TransitionModel
 from driftproof.learner.rollout import Rollout
 from driftproof.learner.worlds import Worlds
 from driftproof.nn.normalization import WHOLE
 from driftproof.state import copy_tree
-from driftproof.state.schema import Rule, check, count, fail, flag, items, number, optional, table
+from driftproof.state.schema import Rule, check, count, fail, items, number, optional, table
 
 if TYPE_CHECKING:
     from driftproof.learner.learner import Learner, UpdateSettings
@@ -39,47 +39,6 @@ _WINDOWS = 2
 """Windows without improvement before the next level if weights still earn more than that."""
 _LONGEST_TRIAL, _LENGTHS = 3 * LOOK, 2
 """Steps, or typical lengths of episodes, in which weights on trial may complete an episode."""
-
-
-@dataclass
-class _Progress:
-    """Where a response stands.
-
-    Attributes:
-        level: 0: none; 1: statistics restarted; 2: last layers moved halfway to fresh ones; 3: all weights fresh.
-        before: Typical return before the alarm.
-        floor: What it is compared with: the return of an untrained policy, or, if that was not lower, after the alarm.
-        untrained: Return of an untrained policy, if it was lower than before the alarm.
-        previous: Mean return of the previous window.
-        window: Mean returns of rollouts since then.
-        waited: Updates since then.
-        stuck: Windows in a row without improvement.
-        exploration: Share of the additional exploration that has not faded yet.
-        checking: Whether it is still to be found out whether the world has changed at all.
-        matched: Whether reordered weights have been tried since the suspicion.
-        trial: Index of the archived weights that are being tried; ``None``: none.
-        steps: Steps of the trial in every environment.
-        seen: What was seen in the trial.
-        trials: Index behind the last archived weights to try.
-        rewired: How many of the first ones to try are the last good weights with sensors or actions reordered.
-    """
-
-    level: int = 0
-    before: float = 0.0
-    floor: float = 0.0
-    untrained: float | None = None
-    previous: float = 0.0
-    window: list[float] = field(default_factory=list)
-    waited: float = 0.0
-    stuck: int = 0
-    exploration: float = 0.0
-    checking: bool = False
-    matched: bool = False
-    trial: int | None = None
-    steps: int = 0
-    seen: Look = field(default_factory=Look)
-    trials: int = 0
-    rewired: int = 0
 
 
 class DriftResponse:
@@ -130,7 +89,7 @@ class DriftResponse:
         """Weights that act since the alarm last looked at returns; good ones if these are."""
         self._held: dict[str, Any] | None = None
         """Weights to return to, with the ``return`` that they earned, if others do not earn more."""
-        self._progress = _Progress()
+        self._progress = Progress()
         self._worlds = Worlds({}, None)
 
     @property
@@ -210,7 +169,7 @@ class DriftResponse:
         if untrained is not None and before - untrained <= 2 * alarm.noise:
             untrained = None  # The agent began with weights that were trained before.
         floor = after if untrained is None else untrained
-        self._progress = now = _Progress(
+        self._progress = now = Progress(
             before=before, floor=floor, untrained=untrained, previous=after, exploration=self._progress.exploration
         )
         self._held, good = {**self._worlds.copy(), "return": before, "length": alarm.typical_length}, self._good
@@ -375,7 +334,7 @@ class DriftResponse:
 
     def _end(self, alarm: CalibrationAlarm) -> bool:
         alarm.rearm()
-        self._progress, self._held = _Progress(exploration=self._progress.exploration), None
+        self._progress, self._held = Progress(exploration=self._progress.exploration), None
         return False
 
     def _raise(self, level: int) -> None:
@@ -392,7 +351,7 @@ class DriftResponse:
     def state_dict(self) -> dict[str, Any]:
         """Archived weights, the last good ones, and where the response stands. Settings are not part of it."""
         worlds = {"archive": list(self.archive), "good": self._good, "acting": self._acting, "held": self._held}
-        state = {**worlds, **asdict(self._progress)}
+        state = {**worlds, **self._progress.state_dict()}
         model = {} if self.model is None else {"model": self.model.state_dict()}
         return {**state, "rewirings": self.rewirings, "recoveries": self.recoveries, **model}
 
@@ -415,22 +374,7 @@ class DriftResponse:
             "good": world,
             "acting": optional(table(parts)),
             "held": world,
-            "level": count(at_most=3),
-            "before": value,
-            "floor": value,
-            "untrained": optional(value),
-            "previous": value,
-            "window": items(value),
-            "waited": number(at_least=0, at_most=LARGEST_RETURN),
-            "stuck": count(),
-            "exploration": number(at_least=0, at_most=1),
-            "checking": flag,
-            "matched": flag,
-            "trial": optional(count()),
-            "steps": count(),
-            "seen": Look.rule(),
-            "trials": count(),
-            "rewired": count(),
+            **Progress.rules(),
             "rewirings": count(),
             "recoveries": count(),
             **model,
@@ -461,7 +405,7 @@ class DriftResponse:
         self.rewirings, self.recoveries = own.pop("rewirings"), own.pop("recoveries")
         if self.model is not None:
             self.model.load_state_dict(own.pop("model"))
-        self._progress = _Progress(**{**own, "seen": Look(**own["seen"])})
+        self._progress = Progress.of(own)
 
 
 def _expected_return(seen: Look, running: npt.NDArray[np.float64], has_time: bool) -> float | None:
