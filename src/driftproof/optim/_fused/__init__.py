@@ -145,7 +145,8 @@ class MemberKernels:
         """Update parameters and state in place; those of members that do not proceed keep every bit.
 
         Args:
-            group: Parameters, state and settings, for which there is no :func:`reason_against_kernels`.
+            group: Parameters, state and settings, for which there is no :func:`reason_against_kernels`. Its gradients
+                are replaced: if they are the direction, by those that the step has followed.
             grads: Gradients of all parameters; where a member proceeds, they are finite.
             proceed: Whether a member takes the step ``[M]`` bool.
             scale: Factor of the gradients that the optimizer follows ``[M]``.

@@ -142,6 +142,7 @@ def move(
     second_moments,
     moments,
     noise,
+    followed,
     numbers,
     gates,
     MEMBERS,
@@ -154,7 +155,10 @@ def move(
     SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Update a block of utilities, of moments and of averages of gradients, and move its parameters."""
+    """Update a block of utilities, of moments and of averages of gradients, and move its parameters.
+
+    Without moments, also write the gradients that the step has followed.
+    """
     member, places, mask = _block(numbers, BLOCKS, ELEMENTS, BLOCK)
     # All loads come first: the compiler moves none of them before a store.
     raw = tl.load(grads + places, mask, 0.0)
@@ -181,6 +185,8 @@ def move(
         tl.store(second_moments + places, second, mask)
         scale, offset = _number(numbers, 6, member, MEMBERS), _number(numbers, 7, member, MEMBERS)
         step = first / (offset + tl.sqrt(second) * scale)
+    else:
+        tl.store(followed + places, grad, mask)
     if NOISE:
         step += drawn * _number(numbers, 8, member, MEMBERS)
     step *= _mobility(utility, gates, member, MEMBERS, MINMAX)

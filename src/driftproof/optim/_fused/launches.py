@@ -83,6 +83,8 @@ def step(
         "factor": flags if factor is None else factor,
     }
     numbers = torch.stack([_row(row, members, param) for row in rows.values()])
+    kept = grads if statistics is None or statistics.gradients is None else statistics.gradients
+    group.grads = [kept]
     with torch.cuda.device_of(param):  # type: ignore[no-untyped-call]
         blocks = -(-elements // _EXTREMES_BLOCK)
         found = param.new_empty(2, members, blocks)
@@ -94,7 +96,7 @@ def step(
         kernels.move[(members * blocks,)](
             *(grads, param, utility, *(group.first_moments or [param]), *(group.second_moments or [param])),
             *(param if statistics is None else statistics.block, param if drawn is None else drawn.flat),
-            *(numbers, gates, members, blocks, elements),
+            *(kept, numbers, gates, members, blocks, elements),
             ADAM=settings.betas is not None,
             NOISE=drawn is not None,
             MINMAX=settings.gate == "minmax",
