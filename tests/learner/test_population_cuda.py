@@ -18,9 +18,8 @@ DEVICE = "cuda"
 def make(member, **changes):
     settings = {"n_steps": 32, "batch_size": 64, "n_epochs": 2, "seed": member, "learning_rate": 1e-3 / (member + 1)}
     settings |= {"optimizer_kwargs": {"sigma": 0.0}, "vgs_kwargs": {"warmup_steps": 2}, "drift_kit": False}
-    return DistributionalPPO(
-        "MlpLstmPolicy", tensor.make("CartPole-v1", 6, DEVICE), device=DEVICE, **settings, **changes
-    )
+    settings |= changes
+    return DistributionalPPO("MlpLstmPolicy", tensor.make("CartPole-v1", 6, DEVICE), device=DEVICE, **settings)
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,7 @@ def _apply_gate(group: Group, flat: Tensor, extremes: Extremes, members: bool, s
     corrections = _bias_corrections(group, settings.beta_utility, members)
     if settings.gate == "anchored":
         # All that turns u into the argument of the sigmoid: bias correction, η and τ.
-        divisors = _divisors(corrections, extremes.anchor(flat.dtype) / settings.temperature, flat.dtype)
+        divisors = gate_divisors(corrections, extremes.anchor(flat.dtype) / settings.temperature, flat.dtype)
         if not isinstance(divisors, Tensor) and flat.is_cpu:
             _multiply_by_sigmoid(flat, group.utility_runs, -1 / divisors)
             return
@@ -333,7 +333,7 @@ def _apply_gate(group: Group, flat: Tensor, extremes: Extremes, members: bool, s
         _multiply_by_sigmoid(flat, [gates], 1.0)
     else:
         low, high = extremes
-        gates, views = _quotients(group, _divisors(corrections, 1.0, flat.dtype), members, scratch)
+        gates, views = _quotients(group, gate_divisors(corrections, 1.0, flat.dtype), members, scratch)
         parts = views if members else [gates]
         for part in parts:
             part.sub_(per_member(low, part)).mul_(per_member(1 / (high - low + MINMAX_EPS), part))
@@ -408,7 +408,7 @@ def _bias_corrections(group: Group, beta: Scalar, members: bool) -> Scalar:
     return bias_correction(beta, counts.view(len(counts), -1) if members else counts)
 
 
-def _divisors(corrections: Scalar, value: Scalar, dtype: torch.dtype) -> Scalar:
+def gate_divisors(corrections: Scalar, value: Scalar, dtype: torch.dtype) -> Scalar:
     """Bias corrections times a value, never below a normal number: the product may underflow, and 0/0 is NaN."""
     product = corrections * value
     tiny = torch.finfo(dtype).tiny

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from driftproof.optim._core import compute_dtype
 from driftproof.optim._packed_gradients import HUGE, PackedGradients, zero_where_huge
 from driftproof.optim._saved import saved_keys, saved_shapes, saved_tensor
 from driftproof.settings.scaling import Statistic
+
+if TYPE_CHECKING:
+    from driftproof.optim._fused import Measured
 
 _VECTORS = ("weight", "energy", "mean", "signal")
 _TOTALS = ("norms", "largest")
@@ -147,8 +150,7 @@ class GradientStatistics:
             self._average("energy", energy, present, weight)
             # Without weight where nothing changes: there, averages are what they were.
             self._average("signal", signals, present, 1.0 if proceed is None else proceed.float())
-            total = squares.sum(-1)
-            self._lerp(self.norms, (total.sqrt(), total / count), weight)
+            self._average_total(squares, count, weight)
         if extremes:
             together = [] if packed is None else [packed.gradients]
             if self.members is not None and joint is not None:
@@ -157,6 +159,29 @@ class GradientStatistics:
                 largest = self._gather(_magnitudes([*together, *rows.values()])).amax(-1)
             self._lerp(self.largest, (largest,), weight)
         return True
+
+    def fold_measured(self, measured: Measured, weight: Tensor, proceed: Tensor) -> None:
+        """What :meth:`fold` does with gradients of all parameters that are measured already; the caller folds moments.
+
+        Args:
+            measured: What :meth:`driftproof.optim._fused.MemberKernels.measure` has found.
+            weight: Weight of the gradients, 0 where no average changes ``[M]``.
+            proceed: Where averages change at all ``[M]`` bool.
+        """
+        assert measured.signals is not None
+        flags = proceed.unsqueeze(-1)
+        squares, signals = (torch.where(flags, each, 0) for each in (measured.squares, measured.signals))
+        column = weight.unsqueeze(-1)
+        self.weight.lerp_(self._one.unsqueeze(-1), column)
+        self.energy.lerp_(squares, column)
+        self.signal.lerp_(signals, flags.float())
+        self._average_total(squares, sum(self._sizes), weight)
+        self._lerp(self.largest, (torch.where(proceed, measured.largest, 0),), weight)
+
+    def _average_total(self, squares: Tensor, count: int, weight: Number) -> None:
+        """Fold norm and mean square of a whole gradient of so many elements, by the squares of its parts' norms."""
+        total = squares.sum(-1)
+        self._lerp(self.norms, (total.sqrt(), total / count), weight)
 
     def _average_on_host(self, squares: Tensor, energy: Tensor, signals: Tensor, weight: float, count: int) -> None:
         """Fold numbers of all parameters. NumPy takes a third of torch's time for an operation on few numbers."""
@@ -286,6 +311,11 @@ class GradientStatistics:
     def gradients(self) -> Tensor | None:
         """Memory for ``joint`` of :meth:`fold`, which then is not copied; ``None``: there is none."""
         return None if self._pair is None else self._pair[0]
+
+    @property
+    def block(self) -> Tensor | None:
+        """The moments of all parameters side by side ``[M, elements]``, not copies; ``None``: they are not."""
+        return None if self._pair is None else self._pair[1]
 
     def storages(self) -> list[Tensor]:
         """All memory of the averages, each part once, not copies."""

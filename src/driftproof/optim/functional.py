@@ -38,6 +38,7 @@ from driftproof._members import per_member
 from driftproof.optim import _foreach, _reference
 from driftproof.optim._core import Extremes, Gate, Group, NoiseReference, Settings, are_plain, compute_dtype, norm
 from driftproof.optim._foreach import Scratch
+from driftproof.optim._fused import Measured, MemberKernels, reason_against_kernels
 from driftproof.optim._gradient_statistics import GradientStatistics
 from driftproof.optim._metrics import step_metrics as upgd_metrics
 from driftproof.optim._noise import NoiseSource, RawNoise, draw_noise
@@ -48,6 +49,8 @@ __all__ = [
     "Gate",
     "GradientStatistics",
     "Group",
+    "Measured",
+    "MemberKernels",
     "NoiseReference",
     "NoiseSource",
     "RawNoise",
@@ -57,9 +60,11 @@ __all__ = [
     "Settings",
     "clip_gradients",
     "draw_noise",
+    "reason_against_kernels",
     "scaling_factor",
     "upgd_metrics",
     "upgd_step",
+    "vgs_measured_step",
     "vgs_step",
 ]
 
@@ -157,7 +162,32 @@ def vgs_step(
     Returns:
         Factor of gradients or steps, 0-dim or ``[M]``.
     """
-    if state.fold(grads, settings.beta, proceed=proceed, joint=joint):
+    return _scaled(state, settings, proceed, state.fold(grads, settings.beta, proceed=proceed, joint=joint))
+
+
+@torch.no_grad()
+def vgs_measured_step(
+    state: GradientStatistics, measured: Measured, settings: ScalingSettings, proceed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """:func:`vgs_step` by what kernels have measured, who fold the gradients themselves into the averages later.
+
+    Args:
+        state: Averages of the gradients so far; all but the moments are updated in place.
+        measured: What :meth:`MemberKernels.measure` has found with ``settings.beta``.
+        settings: Hyper-parameters.
+        proceed: Where the step is taken ``[M]`` bool; elsewhere nothing changes.
+
+    Returns:
+        Factor of gradients or steps, and weight of the gradients for :meth:`MemberKernels.step`, both ``[M]``.
+    """
+    weight = torch.where(proceed, 1 - settings.beta, 0.0)
+    state.fold_measured(measured, weight, proceed)
+    return _scaled(state, settings, proceed, True), weight
+
+
+def _scaled(state: GradientStatistics, settings: ScalingSettings, proceed: Tensor | None, is_folded: bool) -> Tensor:
+    """Count a step after whose averages the factor is to be computed."""
+    if is_folded:
         factor = scaling_factor(state, settings)
         state.factor.copy_(factor if proceed is None else torch.where(proceed, factor, state.factor))
     state.step_count.add_(1 if proceed is None else proceed)

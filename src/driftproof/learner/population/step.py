@@ -19,7 +19,17 @@ from driftproof.learner.population.state import PopulationState
 from driftproof.learner.rollout import Minibatch
 from driftproof.nn.heads import ClipMode
 from driftproof.nn.types import Evaluation
-from driftproof.optim.functional import HUGE, ScalingSettings, Scratch, upgd_step, vgs_step
+from driftproof.optim.functional import (
+    HUGE,
+    MemberKernels,
+    NoiseSource,
+    ScalingSettings,
+    Scratch,
+    reason_against_kernels,
+    upgd_step,
+    vgs_measured_step,
+    vgs_step,
+)
 
 S = TypeVar("S")
 
@@ -63,6 +73,12 @@ class PopulationStep:
                 start = stop
         self._owners = torch.tensor(owners).to(state.device)
         """Which stretches belong to which critic, and to the whole: 0 or 1 ``[stretches, critics + 1]``."""
+        names = state.blocks[0]
+        rows = [[*(float(name.startswith(c)) for c in critics), 1.0] for name in names]
+        self._owners_of_parameters = torch.tensor(rows).to(state.device)
+        """The same of the first block's parameters, one by one."""
+        self.kernels = MemberKernels([state.weights[n][0].numel() for n in names], state.members, state.device)
+        """Kernels of the step, where there are any."""
 
     def begin_update(self) -> None:
         """Read the members' present settings."""
@@ -105,46 +121,54 @@ class PopulationStep:
         self, grads: list[Tensor], losses: Tensor, go_on: Tensor, c: Coefficients, proceed: Tensor
     ) -> dict[str, Tensor]:
         state, statistics, group = self.state, self.state.statistics, self.state.group
-        parts = [torch.linalg.vector_norm(grads[block][:, where], dim=1) for block, where in self._stretches]
-        norms = (torch.stack(parts, 1).square() @ self._owners).sqrt()
+        vgs = state.learners[0].vgs
+        follows = statistics is not None and vgs is not None and vgs.enabled
+        scales_steps = vgs is not None and vgs.enabled and vgs.apply_to == "update"
+        followed = statistics if follows else None
+        kernels = self.kernels if reason_against_kernels(group, state.blocks[0], followed) is None else None
+        measured = None
+        if kernels is None:
+            parts = [torch.linalg.vector_norm(grads[block][:, where], dim=1) for block, where in self._stretches]
+            norms = (torch.stack(parts, 1).square() @ self._owners).sqrt()
+        else:
+            measured = kernels.measure(grads[0], followed, 0.0 if self.scaling is None else self.scaling.beta)
+            # No product of matrices, which may be in TF32.
+            norms = (measured.squares.unsqueeze(-1) * self._owners_of_parameters).sum(1).sqrt()
         norm = norms[:, -1]
         finite = torch.isfinite(losses) & torch.isfinite(norm)
         taken = proceed & finite & (go_on > 0)
 
-        scaled, scale, factor = norm, torch.ones_like(norm), torch.ones_like(norm)
-        vgs = state.learners[0].vgs
-        scales_steps = vgs is not None and vgs.enabled and vgs.apply_to == "update"
-        # Masked once, for the averages and the optimizer.
+        scaled, scale, factor, weight = norm, torch.ones_like(norm), torch.ones_like(norm), None
         memory = statistics.gradients if statistics is not None and state.blocks == [statistics.keys] else None
-        zero = self._zero
-        if memory is None:
-            grads = [torch.where(taken.unsqueeze(1), grad, zero) for grad in grads]
-        else:
-            grads = [torch.where(taken.unsqueeze(1), grads[0], zero, out=memory)]
-        if statistics is not None and vgs is not None and vgs.enabled:
+        if kernels is None:
+            # Masked once, for the averages and the optimizer.
+            grads = [torch.where(taken.unsqueeze(1), grad, self._zero, out=memory) for grad in grads]
+        if follows:
+            assert statistics is not None
             assert self.scaling is not None
-            by_name = state.by_name(grads)
-            factor = vgs_step(
-                statistics,
-                [by_name.get(key) for key in statistics.keys],
-                self.scaling,
-                taken & (norm < HUGE),
-                joint=memory,
-            )
-            if vgs.apply_to == "gradient":
+            if measured is None:
+                by_name = state.by_name(grads)
+                followed_grads = [by_name.get(key) for key in statistics.keys]
+                factor = vgs_step(statistics, followed_grads, self.scaling, taken & (norm < HUGE), joint=memory)
+            else:
+                factor, weight = vgs_measured_step(statistics, measured, self.scaling, taken & (norm < HUGE))
+            if not scales_steps:
                 scaled, scale = norm * factor, factor
         scale = (c.max_grad_norm / (scaled + 1e-6)).clamp_max(1) * scale
-        scale = torch.where(taken, scale, 0).unsqueeze(1)
-        group.grads = [grad.mul_(scale) for grad in grads]
-        before = [param.clone() for param in group.params] if scales_steps else []
-        drawing = None
-        if self.generators.is_single:
-            drawing = [i for i, flag in enumerate(taken.tolist()) if flag and self.noisy[i]]
-        sizes = [param[0].numel() for param in group.params]
-        noise = self.generators.noise(sizes, drawing)
-        upgd_step([group], members=True, noise=noise, scratch=self._scratch, proceed=taken, zeroed=True)
-        for param, old in zip(group.params, before, strict=False):
-            param.copy_(old + per_member(factor, param) * (param - old))
+        scale = torch.where(taken, scale, 0)
+        noise = self._noise(taken)
+        if kernels is None:
+            self._step(grads, scale.unsqueeze(1), noise, taken, factor if scales_steps else None)
+        else:
+            kernels.step(
+                *(group, grads[0]),
+                proceed=taken,
+                scale=scale,
+                noise=noise,
+                statistics=followed,
+                weight=weight,
+                factor=factor if scales_steps else None,
+            )
         return {
             "scaled_norm": scaled,
             "grad_norm": norm,
@@ -154,6 +178,25 @@ class PopulationStep:
             "finite": finite.to(norm.dtype),
             "go_on": go_on,
         }
+
+    def _noise(self, taken: Tensor) -> NoiseSource:
+        """Source of the noise of members that take a step."""
+        drawing = None
+        if self.generators.is_single:
+            drawing = [i for i, flag in enumerate(taken.tolist()) if flag and self.noisy[i]]
+        return self.generators.noise([param[0].numel() for param in self.state.group.params], drawing)
+
+    def _step(
+        self, grads: list[Tensor], scale: Tensor, noise: NoiseSource, taken: Tensor, factor: Tensor | None
+    ) -> None:
+        """Take a step by torch's operations with gradients that are zero where it is not taken, and of it a factor."""
+        group = self.state.group
+        group.grads = [grad.mul_(scale) for grad in grads]
+        before = [] if factor is None else [param.clone() for param in group.params]
+        upgd_step([group], members=True, noise=noise, scratch=self._scratch, proceed=taken, zeroed=True)
+        if factor is not None:
+            for param, old in zip(group.params, before, strict=True):
+                param.copy_(old + per_member(factor, param) * (param - old))
 
 
 def _renewed(old: S | None, new: S) -> S:
