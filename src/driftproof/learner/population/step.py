@@ -129,11 +129,12 @@ class PopulationStep:
         measured = None
         if kernels is None:
             parts = [torch.linalg.vector_norm(grads[block][:, where], dim=1) for block, where in self._stretches]
-            norms = (torch.stack(parts, 1).square() @ self._owners).sqrt()
+            squares, owners = torch.stack(parts, 1).square(), self._owners
         else:
             measured = kernels.measure(grads[0], followed, 0.0 if self.scaling is None else self.scaling.beta)
-            # No product of matrices, which may be in TF32.
-            norms = (measured.squares.unsqueeze(-1) * self._owners_of_parameters).sum(1).sqrt()
+            squares, owners = measured.squares, self._owners_of_parameters
+        # No product of matrices, which may be in TF32.
+        norms = (squares.unsqueeze(-1) * owners).sum(1).sqrt()
         norm = norms[:, -1]
         finite = torch.isfinite(losses) & torch.isfinite(norm)
         taken = proceed & finite & (go_on > 0)

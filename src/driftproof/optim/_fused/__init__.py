@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 from types import ModuleType
@@ -22,8 +23,9 @@ from driftproof.optim._core import Group
 from driftproof.optim._gradient_statistics import GradientStatistics
 from driftproof.optim._noise import NoiseSource
 
-ENABLED = True
-"""Whether kernels run at all: benchmarks and tests set it to compare."""
+ENABLED = os.environ.get("DRIFTPROOF_FUSED_STEP") == "1"
+"""Whether kernels run at all. Off by default: they equal torch's operations in Triton's interpreter, and have not been
+measured on a GPU yet."""
 CHUNK = 4096
 """Elements of a parameter that one program measures."""
 _MOST_CHUNKS = 4096
@@ -65,7 +67,7 @@ def reason_against_kernels(
     """
     settings, param = group.settings, group.params[0]
     if not ENABLED:
-        return "the kernels are switched off"
+        return "the kernels are off: DRIFTPROOF_FUSED_STEP=1 switches them on"
     if launcher() is None:
         return "Triton is not installed"
     if not param.is_cuda and not getattr(launcher(), "INTERPRETED", False):

@@ -4,6 +4,8 @@ A step waits twice for numbers of all of a member's elements: for norms, which d
 for the extremes of its utilities. Hence three passes over memory, of which only the last one writes: :func:`measure`,
 :func:`find_extremes` and :func:`move`. What a member's numbers say to skip is neither read nor written.
 
+No argument may be called ``params``, ``specialization`` or ``options``, as variables of Triton's launcher are.
+
 All is float32. Numbers of a member are a column of ``numbers`` ``[..., MEMBERS]``, whose rows the launcher names.
 """
 
@@ -101,7 +103,7 @@ def _block(numbers, BLOCKS, ELEMENTS, BLOCK: tl.constexpr):
 @triton.jit
 def find_extremes(
     grads,
-    params,
+    values,
     utilities,
     numbers,
     results,
@@ -113,7 +115,7 @@ def find_extremes(
     """The largest utility of a block after the step, and the largest negative of one: ``[2, MEMBERS, BLOCKS]``."""
     member, places, mask = _block(numbers, BLOCKS, ELEMENTS, BLOCK)
     grad = tl.load(grads + places, mask, 0.0) * _number(numbers, 1, member, MEMBERS)
-    param, utility = tl.load(params + places, mask, 0.0), tl.load(utilities + places, mask, 0.0)
+    param, utility = tl.load(values + places, mask, 0.0), tl.load(utilities + places, mask, 0.0)
     utility = _utility(grad, param, utility, _number(numbers, 2, member, MEMBERS))
     program, programs = tl.program_id(0), tl.num_programs(0)
     tl.store(results + program, tl.max(tl.where(mask, utility, -_INFINITY), 0))
@@ -136,7 +138,7 @@ def _mobility(utility, gates, member, MEMBERS, MINMAX: tl.constexpr):
 @triton.jit
 def move(
     grads,
-    params,
+    values,
     utilities,
     first_moments,
     second_moments,
@@ -162,7 +164,7 @@ def move(
     member, places, mask = _block(numbers, BLOCKS, ELEMENTS, BLOCK)
     # All loads come first: the compiler moves none of them before a store.
     raw = tl.load(grads + places, mask, 0.0)
-    param = tl.load(params + places, mask, 0.0)
+    param = tl.load(values + places, mask, 0.0)
     utility = tl.load(utilities + places, mask, 0.0)
     if ADAM:
         first = tl.load(first_moments + places, mask, 0.0)
@@ -193,4 +195,4 @@ def move(
     moved = param * _number(numbers, 9, member, MEMBERS) + step * _number(numbers, 10, member, MEMBERS)
     if SCALED:
         moved = param + _number(numbers, 11, member, MEMBERS) * (moved - param)
-    tl.store(params + places, moved, mask)
+    tl.store(values + places, moved, mask)
