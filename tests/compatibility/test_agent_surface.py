@@ -224,6 +224,27 @@ def test_parameters_that_are_missing_stay_without_exact_match():
         model.set_parameters(given, exact_match=True)
 
 
+def test_parameters_and_saved_policies_have_the_statistics_of_observations(tmp_path):
+    def probabilities(policy):
+        return policy.get_distribution(observations).distribution.probs
+
+    class Sensors(gymnasium.ObservationWrapper):
+        def observation(self, observation):
+            return 40 * observation + 20
+
+    env = make_vec_env("CartPole-v1", 2, seed=0, wrapper_class=Sensors)
+    model = DistributionalPPO("MlpPolicy", env, n_steps=64, batch_size=64, seed=0, learning_rate=0.01).learn(1_024)
+    observations = torch.as_tensor(env.reset())
+    model.policy.save(tmp_path / "policy.zip")
+    policy = type(model.policy).load(tmp_path / "policy.zip")
+    other = DistributionalPPO("MlpPolicy", env, n_steps=64, batch_size=64, seed=1)
+    other.policy.load_state_dict(model.policy.state_dict())
+    assert not torch.allclose(probabilities(other.policy), probabilities(model.policy), atol=0.01)
+    other.set_parameters(model.get_parameters())
+    torch.testing.assert_close(probabilities(other.policy), probabilities(model.policy))
+    torch.testing.assert_close(probabilities(policy), probabilities(model.policy))
+
+
 def test_set_env_takes_as_many_environments_and_load_any_number(tmp_path):
     model = small(make_vec_env("CartPole-v1", n_envs=2)).learn(32)
     env = model.get_env()

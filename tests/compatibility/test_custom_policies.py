@@ -226,6 +226,16 @@ def test_what_is_refused(arguments, message):
         small(**arguments)
 
 
+def test_what_the_drift_kit_leaves_alone_is_off(tmp_path):
+    """Networks are the user's, and so are the observations that they get; the alarm and its response need neither."""
+    model = small().learn(32)
+    model.save(tmp_path / "agent.zip")
+    loaded = DistributionalPPO.load(tmp_path / "agent.zip", custom_objects={"policy": CustomPolicy})
+    for each in (model, loaded):
+        assert (each.layer_norm, each.observation_normalizer, each.drift_rewiring) == (False, False, False)
+        assert (each.drift_alarm, each.drift_response, each.exploration_floor) == (True, True, 0.003)
+
+
 def test_risk_needs_distributions_later_too():
     model = small()
     model.cvar_alpha = 0.5

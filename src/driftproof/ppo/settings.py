@@ -85,8 +85,9 @@ def resolved(given: AgentSettings) -> AgentSettings:
     is_scaled, vgs_kwargs = _resolved_vgs(given)
     parts = given.parts(is_recurrent(given.policy, policy_kwargs))
     if not getattr(as_policy(given.policy), "predicts_distributions", True):
-        # Networks of a class that was written for Stable-Baselines3 are its own.
-        parts |= {name: _OFF[name] for name in ("layer_norm", "recycle_dormant") if getattr(given, name) is None}
+        # Networks of a class that was written for Stable-Baselines3 are its own, and get observations as they are.
+        of_networks = ("layer_norm", "recycle_dormant", "observation_normalizer", "drift_rewiring")
+        parts |= {name: _OFF[name] for name in of_networks if getattr(given, name) is None}
     is_on_device = isinstance(given.env, TensorEnv | TensorVecEnv)
     if not given.drift_rewiring and (is_on_device or _is_normalized(given.env)):
         # Populations keep observations of the former on the device; those of the latter move as VecNormalize learns.
