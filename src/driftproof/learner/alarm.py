@@ -38,6 +38,8 @@ _TRANSIENT = 0.3
 """Threshold of the calibration, relative to that of returns: critics may learn the new returns in a single update."""
 _ALONE = 2.0
 """Threshold of returns without the calibration, relative to that with it."""
+_IMPROVING = 2.0
+"""Standard deviations of the calibration above 0.5 at which critics predict too little: returns alone prove nothing."""
 _SUSPICIOUS = 0.25
 """Value of both sums, in units of their thresholds, above which references are frozen."""
 LARGEST_LENGTH = 1e6
@@ -176,6 +178,8 @@ class CalibrationAlarm:
             self.untrained = mean_return if self.untrained is None else self.untrained
             bound = _LARGEST_DEVIATION["return"] if episodes >= FEW_EPISODES else _OF_FEW
             self._add("return", min(bound, (self._return.mean_or(mean_return) - mean_return) / self.noise))
+        if calibration > 0.5 + _IMPROVING * max(self._calibration.std, _LEAST_SPREAD):
+            self._sums["return"] = min(self._sums["return"], _ALONE * self.threshold)
         if self.cusum > 1:
             return True
         if self._of_both <= _SUSPICIOUS:
