@@ -14,8 +14,8 @@ import population
 
 
 def rows(units, products="float32"):
-    single = population.row("single", units, 1, 0.002, 0.002, 0.0001, 1e4)
-    many = [population.row("population", units, m, 0.002 + m * 1e-4, 0.002, m * 1e-4, m * 1e4) for m in (1, 8)]
+    single = population.row("single", units, 1, 0.002, 0.002, 0.003, 0.0001, 1e4)
+    many = [population.row("population", units, m, 0.002 + m * 1e-4, 0.002, 0.003, m * 1e-4, m * 1e4) for m in (1, 8)]
     measured = [single, *({**each, "memory_gib": 1.5, "exploit_ms": 0.5} for each in many)]
     return [{"products": products, **each} for each in measured]
 
@@ -26,8 +26,8 @@ def test_tables_and_picture_are_of_what_was_kept(tmp_path):
     population.main(["--report", "--output", str(tmp_path)])
     page = (tmp_path / "population.md").read_text()
     assert "another one" in page
-    assert "| 128 | float32 | single agent | 2.00 | 1.0x | 0.10 | 5 % |  |  | 10,000 |" in page
-    assert "| 256 | bf16 | 8 | 2.80 | 5.7x | 0.80 | 29 % | 0.50 | 1.5 | 80,000 |" in page
+    assert "| 128 | float32 | single agent | 2.00 | 3.00 | 1.0x | 0.10 | 5 % |  |  | 10,000 |" in page
+    assert "| 256 | bf16 | 8 | 2.80 | 3.00 | 5.7x | 0.80 | 29 % | 0.50 | 1.5 | 80,000 |" in page
     assert (tmp_path / "population.png").stat().st_size > 1_000
 
 
