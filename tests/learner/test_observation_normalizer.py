@@ -113,6 +113,45 @@ def test_a_shift_is_undone_if_episodes_only_begin_elsewhere(rng):
     np.testing.assert_allclose(mean_of(normalizer), before, atol=0.5)
 
 
+@pytest.mark.parametrize("offset", [0.8, -1.5, 3.0])
+def test_a_shift_is_found_where_episodes_begin_anywhere(offset):
+    """It takes more episodes then: the mean of sixteen, or of sixty-four."""
+    normalizer, rng = ObservationNormalizer(VECTOR), np.random.default_rng(0)
+    observe_rows(normalizer, np.float32(rng.uniform(-1.7, 1.7, (200 * EPISODE, 3))))
+    shifted = rng.uniform(-1.7, 1.7, (150 * EPISODE, 3))
+    shifted[:, 1] += offset
+    observe_rows(normalizer, np.float32(shifted))
+    assert normalizer.metrics() == {"drift/anchor_moves": 1, "drift/anchor_undone": 0}
+    np.testing.assert_allclose(mean_of(normalizer), [0, offset, 0], atol=0.4)
+
+
+@pytest.mark.parametrize("place", [3.0, -3.0])
+def test_a_shift_is_kept_wherever_the_policy_has_learned_to_be(rng, place):
+    """Statistics are of what an untrained policy saw; a trained one is elsewhere, and now sees that shifted."""
+    normalizer = ObservationNormalizer(VECTOR)
+    observe(normalizer, 60, rng)
+
+    def trained(episodes, offset):
+        rows = rng.normal(place, 0.5, (episodes, EPISODE, 3))
+        rows[:, 0] = rng.normal(0, 0.05, (episodes, 3))
+        observe_rows(normalizer, np.float32(rows.reshape(-1, 3) + offset))
+
+    trained(60, 0.0)
+    before = mean_of(normalizer)
+    trained(30, np.array([1.0, -2.0, 2.0]))
+    assert normalizer.metrics() == {"drift/anchor_moves": 1, "drift/anchor_undone": 0}
+    np.testing.assert_allclose(mean_of(normalizer) - before, [1.0, -2.0, 2.0], atol=0.1)
+
+
+def test_episodes_that_rarely_begin_elsewhere_are_no_shift(rng):
+    normalizer = ObservationNormalizer(VECTOR)
+    rows = rng.normal(0, 0.1, (400, EPISODE, 3))
+    rows[rng.random(400) < 0.05, 0] += 3.3
+    rows[5, 0] += 3.3  # Known before the search for shifts begins.
+    observe_rows(normalizer, np.float32(rows.reshape(-1, 3)))
+    assert normalizer.metrics()["drift/anchor_moves"] <= 1
+
+
 def test_starts_with_another_spread_do_not_move_it_again_and_again(rng):
     normalizer = ObservationNormalizer(VECTOR)
     observe(normalizer, 60, rng)

@@ -25,15 +25,22 @@ _FEWEST_STARTS = 16
 """Number of episodes before the search for shifts starts; after a shift, half of that."""
 _START_MEMORY = 200
 """Episodes that the statistics of first observations remember."""
-_WINDOW = 8
 _DEVIATIONS = (12.0, 6.0, 4.5, 3.5)
 """Standard deviations by which the last one, two, three, four first observations must all deviate in one direction."""
-_STANDARD_ERRORS = 6.0
-"""Standard errors by which the mean of the last ``_WINDOW`` must deviate."""
+_STANDARD_ERRORS = {8: 6.0, 16: 5.0, 32: 5.0, 64: 5.0}
+"""Standard errors by which the mean of so many last first observations must deviate: the wider episodes begin, the more
+of them it takes."""
+_LONGEST = max(_STANDARD_ERRORS)
 _LEAST_SPREAD = 0.05
 """Least standard deviation of first observations, relative to that of all: smaller shifts do not matter."""
 _TRIAL = 256
 """Observations after which a shift is undone if they fit the former statistics better."""
+_BETTER = 0.85
+"""How much smaller the misfit must be for that: a policy that fails after a shift sees unusual things anyway."""
+_USUAL_MEMORY = 2_000
+"""Observations that tell what the policy usually sees."""
+_MISFIT = 9.0
+"""Largest square of a standardised deviation that counts: what is unusual either way tells nothing."""
 _LEAST_USUAL, _LARGEST_STD, _LARGEST_MEAN = 0.1, 3.0, 1.5
 """Networks get sensors with standard deviations and means in between as they are."""
 _AMPLIFIED_STD = 1 / 3
@@ -41,6 +48,8 @@ _AMPLIFIED_STD = 1 / 3
 _LARGEST_CREEP, _CREEP_ERRORS = 0.25, 4.0
 """Movement of first observations that is not followed until a shift was found: so many standard deviations of all
 observations, or standard errors of the mean of the first ones when the search for shifts starts."""
+_CERTAIN_CREEP = 0.75
+"""Such a movement that is no chance, in standard deviations of first observations: three errors of the mean of 16."""
 _LARGEST_AMPLIFIED, _USUAL_DEVIATION = 1.5, 0.5
 """Deviation that sensors of a small scale are amplified to, at most; those that ever deviate as much as the second stay
 as they are."""
@@ -83,6 +92,8 @@ class AnchoredStatistics:
         """Movement of first observations that the mean has not followed: chance, or a slow shift."""
         self.shift, self.on_trial = np.zeros(size), 0
         """The last shift, and how many more observations decide whether to keep it."""
+        self.usual_mean, self.usual_variance, self.usual_count = np.zeros(size), np.zeros(size), 0.0
+        """Where the policy usually is, relative to where episodes began lately; its variance; observations."""
         self.misfit, self.former_misfit = 0.0, 0.0
         self.shifts, self.undone = 0, 0
         self.free = 0
@@ -126,31 +137,42 @@ class AnchoredStatistics:
 
     def rewire(self, order: npt.NDArray[np.int64], signs: Array) -> None:
         """From now on, component ``i`` measures what ``order[i]`` measured, times ``signs[i]``."""
-        for name in ("mean", "start_mean", "target_mean", "shift", "creep", "recent"):
+        for name in ("mean", "start_mean", "target_mean", "shift", "creep", "recent", "usual_mean"):
             setattr(self, name, getattr(self, name)[..., order] * signs)
-        for name in ("variance", "start_variance", "target_std", "largest", "fractional"):
+        for name in ("variance", "start_variance", "target_std", "largest", "fractional", "usual_variance"):
             setattr(self, name, getattr(self, name)[order])
 
     def has_shifted(self, start: Array) -> int:
         """Number of the latest first observations, this one included, that show a shift; 0: none."""
         if not self._is_settled:
             return 0
-        self.recent = np.concatenate((self.recent, start[None]))[-_WINDOW:]
+        self.recent = np.concatenate((self.recent, start[None]))[-_LONGEST:]
         z = (self.recent - self.start_mean) / self._start_std()
         z = np.where((self.fractional > 0) | (self.recent != np.rint(self.recent)), z, 0.0)
         if np.abs(z[-1]).max() > _DEVIATIONS[-1]:  # The last one is among them, however many they are.
             for last, deviation in enumerate(_DEVIATIONS, start=1):
                 if len(z) >= last and ((z[-last:] > deviation).all(0) | (z[-last:] < -deviation).all(0)).any():
                     return last
-        error = _STANDARD_ERRORS / math.sqrt(_WINDOW)
-        return _WINDOW if len(z) == _WINDOW and np.abs(z.sum(0) / _WINDOW).max() > error else 0
+        z = np.minimum(np.maximum(z, -_CLIP_STARTS), _CLIP_STARTS)
+        for last, limit in _STANDARD_ERRORS.items():
+            if len(z) < last or self.start_weight < 2 * last:
+                break
+            # The reference knows these observations, and is itself a mean of a limited number.
+            known = last / self.start_weight
+            error = (1 - known) * math.sqrt(1 / last + 1 / (self.start_weight - last))
+            if np.abs(z[-last:].sum(0) / last).max() > limit * error:
+                return last
+        return 0
 
     def move(self, last: int) -> None:
         """Move the mean by the shift that the last first observations show."""
         self.fix()
         shifted = self.recent[-last:].mean(0)
-        self.shift = shifted - self.start_mean
-        self.mean, self.creep = self.mean + self.creep + self.shift, np.zeros(self.size)
+        # What the mean has not followed is chance, unless it is certain; part of it are the observations of a window.
+        has_crept = np.abs(self.creep) > _CERTAIN_CREEP * self._start_std()
+        known = last / self.start_weight if last in _STANDARD_ERRORS and not self.shifts else 0.0
+        self.shift = (shifted - self.start_mean) / np.where(has_crept, 1, 1 - known)
+        self.mean, self.creep = self.mean + np.where(has_crept, self.creep, 0) + self.shift, np.zeros(self.size)
         # More episodes refine the estimate, and the mean follows it; their spread may have changed too.
         self.start_mean, self.start_weight = shifted, float(last)
         self.start_count = min(self.start_count, _FEWEST_STARTS / 4)
@@ -160,10 +182,11 @@ class AnchoredStatistics:
 
     def learn_start(self, start: Array) -> None:
         """Update with the first observation of an episode."""
-        difference = start - self.start_mean
+        difference = apart = start - self.start_mean
         if self._is_settled:
             bound = _CLIP_STARTS * self._start_std()
             difference = np.minimum(np.maximum(difference, -bound), bound)
+            apart = np.minimum(np.maximum(apart, -2 * bound), 2 * bound)  # Or the spread would never reach the bound.
         self.start_weight = min(self.start_weight + 1, _START_MEMORY)
         step = difference / self.start_weight
         self.start_mean = self.start_mean + step
@@ -177,7 +200,7 @@ class AnchoredStatistics:
                 self.mean, self.creep, self.shifts = self.mean + self.creep, np.zeros(self.size), 1
         self.start_count = min(self.start_count + 1, _START_MEMORY)
         weight = 1 / self.start_count
-        self.start_variance = (1 - weight) * (self.start_variance + weight * difference**2)
+        self.start_variance = (1 - weight) * (self.start_variance + weight * apart**2)
 
     def learn(self, observations: Array) -> None:
         """Update with observations ``[n, size]``."""
@@ -185,6 +208,8 @@ class AnchoredStatistics:
             self._judge(observations)
         self.fractional = np.maximum(self.fractional, (observations != np.rint(observations)).any(0))
         difference = observations - self.mean
+        if self.on_trial == 0:
+            self._learn_usual(observations)
         if self.count >= _UNCLIPPED:
             bound = _CLIP * self.std
             difference = np.clip(difference, -bound, bound)
@@ -207,20 +232,30 @@ class AnchoredStatistics:
         between = weight * (1 - weight) * moved**2
         self.variance = (1 - weight) * self.variance + weight * difference.var(0) + between
 
+    def _learn_usual(self, observations: Array) -> None:
+        """Follow what the policy sees, relative to the latest first observations: these follow slow shifts, too."""
+        difference = observations - (self.start_mean if len(self.recent) < _FEWEST_STARTS else self.recent.mean(0))
+        self.usual_count = min(self.usual_count + len(difference), max(_USUAL_MEMORY, len(difference)))
+        weight = len(difference) / self.usual_count
+        moved = difference.mean(0) - self.usual_mean
+        self.usual_mean = self.usual_mean + weight * moved
+        self.usual_variance = (1 - weight) * (self.usual_variance + weight * moved**2) + weight * difference.var(0)
+
     def forget(self) -> None:
         """Let new observations count more: as if only a tenth of the memory were filled."""
         self.count, self.free = min(self.count, self.memory / 10), 3 * self.memory
 
     def _judge(self, observations: Array) -> None:
-        """Undo a shift if what follows fits the former mean better: episodes begin elsewhere, sensors are the same."""
-        std = self.std
+        """Undo a shift if what follows is more usual without it: episodes begin elsewhere, no sensor moved."""
+        spread = self.usual_variance + _LEAST_SPREAD**2 * (self.variance + _EPSILON)
         now, before = (
-            np.minimum(((observations - mean) / std) ** 2, 100) for mean in (self.mean, self.mean - self.shift)
+            np.minimum((observations - start - self.usual_mean) ** 2 / spread, _MISFIT)
+            for start in (self.start_mean, self.start_mean - self.shift)
         )
         self.misfit += float(now.sum())
         self.former_misfit += float(before.sum())
         self.on_trial = max(self.on_trial - len(observations), 0)
-        if self.on_trial == 0 and self.former_misfit < self.misfit:
+        if self.on_trial == 0 and self.former_misfit < _BETTER * self.misfit:
             self.mean = self.mean - self.shift
             self.undone += 1
 
@@ -242,7 +277,7 @@ class AnchoredStatistics:
         bounds: dict[str, Any] = {"at_least": -_LARGEST, "at_most": _LARGEST}
         rules: dict[str, Rule] = dict.fromkeys(_ARRAYS, numbers((self.size,), [torch.float64], **bounds))
         variance = numbers((self.size,), [torch.float64], at_least=0, at_most=_LARGEST**2)
-        rules |= dict.fromkeys(("variance", "start_variance", "largest"), variance)
+        rules |= dict.fromkeys(("variance", "start_variance", "largest", "usual_variance"), variance)
         rules["fractional"] = numbers((self.size,), [torch.float64], at_least=0, at_most=1)
         rules["recent"] = numbers((None, self.size), [torch.float64], **bounds)
         rules["target_std"] = numbers((self.size,), [torch.float64], at_least=_LEAST_TARGET, at_most=_LARGEST_STD)
@@ -253,7 +288,7 @@ class AnchoredStatistics:
         """Restore a checked state."""
         for name in _ARRAYS:
             setattr(self, name, torch.as_tensor(state[name]).double().cpu().numpy().copy())
-        self.recent = self.recent[-_WINDOW:]
+        self.recent = self.recent[-_LONGEST:]
         for name in _NUMBERS:
             setattr(self, name, float(state[name]))
         for name in _COUNTS:
@@ -262,7 +297,7 @@ class AnchoredStatistics:
 
 _ARRAYS = (
     *("mean", "variance", "start_mean", "start_variance", "recent", "shift", "creep"),
-    *("target_mean", "target_std", "largest", "fractional"),
+    *("target_mean", "target_std", "largest", "fractional", "usual_mean", "usual_variance"),
 )
-_NUMBERS = ("count", "start_count", "start_weight", "misfit", "former_misfit")
+_NUMBERS = ("count", "start_count", "start_weight", "usual_count", "misfit", "former_misfit")
 _COUNTS = ("on_trial", "shifts", "undone", "is_fixed", "free")
