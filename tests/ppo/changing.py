@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -110,3 +111,19 @@ def learned(agent, updates, steps=STEPS * ENVS):
     metrics = Metrics()
     agent.learn((updates + 1) * steps, metrics, log_interval=None, reset_num_timesteps=False)
     return metrics
+
+
+def spoiled(agent, update):
+    """Let an update invert what the policy prefers, as training that fails may do."""
+    optimize, updates = agent.learner._optimize, iter(range(10**6))
+
+    def spoil(*arguments):
+        steps = optimize(*arguments)
+        if next(updates) == update:
+            with torch.no_grad():
+                for parameter in agent.policy.action_net.parameters():
+                    parameter.neg_()
+        return steps
+
+    agent.learner._optimize = spoil
+    return agent

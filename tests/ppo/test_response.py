@@ -14,7 +14,7 @@ from driftproof.learner.response import _expected_return
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import CheckpointError, compare
 
-from .changing import ENVS, LENGTH, STEPS, Rooms, agent_in, learned, rooms
+from .changing import ENVS, LENGTH, STEPS, Rooms, agent_in, learned, rooms, spoiled
 
 CHANGE, AGAIN = 40, 75
 """Updates at which the world changes."""
@@ -75,22 +75,6 @@ def test_nothing_is_replaced_if_returns_come_back():
     assert set(levels) == {0, 1}
     assert levels[-1] == 0
     assert metrics.column("drift/episode_return")[-1] > 0.9 * LENGTH
-
-
-def spoiled(agent, update):
-    """Let an update invert what the policy prefers, as training that fails may do."""
-    optimize, updates = agent.learner._optimize, iter(range(10**6))
-
-    def spoil(*arguments):
-        steps = optimize(*arguments)
-        if next(updates) == update:
-            with torch.no_grad():
-                for parameter in agent.policy.action_net.parameters():
-                    parameter.neg_()
-        return steps
-
-    agent.learner._optimize = spoil
-    return agent
 
 
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from driftproof.learner.alarm import LARGEST_LENGTH, CalibrationAlarm
+from driftproof.learner.earlier import EarlierWeights, starts_of
 from driftproof.learner.episode_returns import FEW_EPISODES, LARGEST_RETURN, LOOK, Look
 from driftproof.learner.renewal import renew, restart_optimizer, rewire, soften
 from driftproof.learner.response_progress import Progress
-from driftproof.learner.rewiring import LARGEST, Starts, TransitionModel
+from driftproof.learner.rewiring import LARGEST, TransitionModel
 from driftproof.learner.rollout import Rollout
 from driftproof.learner.worlds import Worlds
-from driftproof.nn.normalization import WHOLE
 from driftproof.state import copy_tree
 from driftproof.state.schema import Rule, check, count, fail, items, number, optional, table
 
@@ -83,6 +83,7 @@ class DriftResponse:
         """How often the last good weights were taken back in a world that had not changed."""
         self.archive: list[dict[str, Any]] = []
         """Weights of earlier worlds with their typical ``return``, oldest first."""
+        self.earlier = EarlierWeights(worlds)
         self._good: dict[str, Any] | None = None
         """The last good weights of the present world, with the ``return`` and ``length`` of their episodes."""
         self._acting: dict[str, Any] | None = None
@@ -147,6 +148,8 @@ class DriftResponse:
         if is_usual and alarm.is_quiet and self._acting is not None:
             sensors = {name: now[name] for name in _OF_SENSORS if name in now}
             self._good = {**self._acting, **sensors, "return": typical, "length": alarm.typical_length}
+            if self.model is not None:
+                self.earlier.observe(self._good)
         self._acting = now
 
     def metrics(self) -> dict[str, float]:
@@ -172,6 +175,8 @@ class DriftResponse:
         self._progress = now = Progress(
             before=before, floor=floor, untrained=untrained, previous=after, exploration=self._progress.exploration
         )
+        if self.model is not None and before * after > 0:
+            now.of_rewards = self.model.is_usual(alarm.typical_length)
         self._held, good = {**self._worlds.copy(), "return": before, "length": alarm.typical_length}, self._good
         if good is None:
             return True, self._begin(learner, alarm)
@@ -183,14 +188,17 @@ class DriftResponse:
 
     def _begin(self, learner: Learner, alarm: CalibrationAlarm, good: dict[str, Any] | None = None) -> bool:
         """Respond to a world that has changed: archive the last good weights, then try others, or go to level 1."""
-        now, rewired = self._progress, list[dict[str, Any]]()
+        now, rewired, earlier = self._progress, list[dict[str, Any]](), list[dict[str, Any]]()
         now.checking = False
         if good is not None:
             rewired = [] if now.matched else self._rewired(learner, good)
+            if self.model is not None and not rewired:
+                earlier = self.earlier.fitting(self.model, good, (now.floor + now.before) / 2)
             self._archive(good)
         others = len(self.archive) - (good is not None and self.worlds > 0)
-        self.archive[:0] = rewired
-        now.rewired, now.trials = len(rewired), len(rewired) + others
+        self.archive[:0] = [*rewired, *earlier]
+        now.rewired, now.earlier = len(rewired), len(earlier)
+        now.trials = now.rewired + now.earlier + others
         alarm.restart()
         if now.trials:
             return self._try(learner, alarm, 0)
@@ -204,10 +212,8 @@ class DriftResponse:
         """The last good weights for sensors or actions in orders that explain the world now."""
         if self.model is None:
             return []
-        before = good["observations"][WHOLE]
         worlds = []
-        starts = Starts(*(before[name].cpu().numpy() for name in ("start_mean", "start_variance")))
-        for found in self.model.match(starts):
+        for found in self.model.match(starts_of(good)):
             self._worlds.put(good)
             rewire(learner, found)
             self.model.rewire(found)
@@ -256,19 +262,20 @@ class DriftResponse:
                 now.previous = mean
             return True, self._begin(learner, alarm, good)
         if is_adopted:
-            del self.archive[: now.rewired]
+            del self.archive[: now.rewired + now.earlier]
             if now.checking:
                 self._archive(self.archive.pop(0))
             if now.rewired:
                 self.rewirings += 1
-            else:
+            elif not now.earlier:
                 del self.archive[now.trial]
             alarm.restart()
             return now.checking, self._end(alarm)
         following = now.trial + 1
-        if now.rewired:
+        if now.rewired or now.earlier:
             del self.archive[0]
-            now.rewired, now.trials, following = now.rewired - 1, now.trials - 1, 0
+            now.rewired, now.earlier = max(now.rewired - 1, 0), now.earlier - (not now.rewired)
+            now.trials, following = now.trials - 1, 0
         if following < now.trials:
             return False, self._try(learner, alarm, following)
         return False, self._to_level_1(learner, alarm)
@@ -279,8 +286,11 @@ class DriftResponse:
         self._worlds.put(self._held)
         self._held, self._progress.trial, self._progress.waited = None, None, 0.0
         self._replaced(learner, alarm)
-        self._raise(1)
         learner.return_scale.forget()
+        if self._progress.of_rewards:
+            self._end(alarm)
+            return True
+        self._raise(1)
         if learner.normalizer is not None:
             learner.normalizer.forget()
         return True
@@ -352,8 +362,10 @@ class DriftResponse:
         """Archived weights, the last good ones, and where the response stands. Settings are not part of it."""
         worlds = {"archive": list(self.archive), "good": self._good, "acting": self._acting, "held": self._held}
         state = {**worlds, **self._progress.state_dict()}
-        model = {} if self.model is None else {"model": self.model.state_dict()}
-        return {**state, "rewirings": self.rewirings, "recoveries": self.recoveries, **model}
+        state |= {"rewirings": self.rewirings, "recoveries": self.recoveries}
+        if self.model is None:
+            return state
+        return {**state, "model": self.model.state_dict(), "earlier_weights": self.earlier.state_dict()}
 
     def initial_state_dict(self) -> dict[str, Any]:
         """The state before the first update."""
@@ -365,10 +377,12 @@ class DriftResponse:
     def check_state_dict(self, state_dict: Any) -> None:
         """Raise a ``CheckpointError`` unless this is the state of a response with such networks."""
         value = number(at_least=-LARGEST_RETURN, at_most=LARGEST_RETURN)
-        model = {} if self.model is None else {"model": self.model.rule()}
         parts = self._worlds.rules()
-        length = number(at_least=0, at_most=LARGEST_LENGTH)
-        world = optional(table({"return": value, "length": length, **parts}))
+        of_world = {"return": value, "length": number(at_least=0, at_most=LARGEST_LENGTH), **parts}
+        world = optional(table(of_world))
+        model = {} if self.model is None else {"model": self.model.rule()}
+        if self.model is not None:
+            model["earlier_weights"] = EarlierWeights.rule(of_world)
         rules: dict[str, Rule] = {
             "archive": items(world),
             "good": world,
@@ -383,7 +397,7 @@ class DriftResponse:
         archived, trial = len(state_dict["archive"]), state_dict["trial"]
         is_known = trial is None or (
             trial < state_dict["trials"] <= archived
-            and state_dict["rewired"] <= state_dict["trials"]
+            and state_dict["rewired"] + state_dict["earlier"] <= state_dict["trials"]
             and state_dict["held"] is not None
             and (not state_dict["checking"] or state_dict["rewired"] < state_dict["trials"])
         )
@@ -405,6 +419,7 @@ class DriftResponse:
         self.rewirings, self.recoveries = own.pop("rewirings"), own.pop("recoveries")
         if self.model is not None:
             self.model.load_state_dict(own.pop("model"))
+            self.earlier.load_state_dict(own.pop("earlier_weights"), self._worlds.whole)
         self._progress = Progress.of(own)
 
 

@@ -26,11 +26,13 @@ class Progress:
         exploration: Share of the additional exploration that has not faded yet.
         checking: Whether it is still to be found out whether the world has changed at all.
         matched: Whether reordered weights have been tried since the suspicion.
+        of_rewards: Whether the policy does what it used to, so that returns are lower because of their scale.
         trial: Index of the archived weights that are being tried; ``None``: none.
         steps: Steps of the trial in every environment.
         seen: What was seen in the trial.
         trials: Index behind the last archived weights to try.
         rewired: How many of the first ones to try are the last good weights with sensors or actions reordered.
+        earlier: How many of those behind them are not archived, but kept in case that weights are spoiled.
     """
 
     level: int = 0
@@ -44,11 +46,13 @@ class Progress:
     exploration: float = 0.0
     checking: bool = False
     matched: bool = False
+    of_rewards: bool = False
     trial: int | None = None
     steps: int = 0
     seen: Look = field(default_factory=Look)
     trials: int = 0
     rewired: int = 0
+    earlier: int = 0
 
     def state_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -75,9 +79,11 @@ class Progress:
             "exploration": number(at_least=0, at_most=1),
             "checking": flag,
             "matched": flag,
+            "of_rewards": flag,
             "trial": optional(count()),
             "steps": count(),
             "seen": Look.rule(),
             "trials": count(),
             "rewired": count(),
+            "earlier": count(),
         }

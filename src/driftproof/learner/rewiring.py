@@ -43,6 +43,9 @@ _LEAST_GAIN = 0.5
 """Improvement of the score that makes an order worth a trial."""
 _AS_GOOD, _TRIALS = 2.0, 2
 """So many orders are worth a trial whose scores differ by less than this."""
+_AS_LONG, _AS_FAR, _AS_NARROW, _AS_WIDE = 1.33, 0.5, 0.1, 3.0
+"""Ratio of lengths of episodes, distance of means in standard deviations, and ratios of variances that are usual: what
+is usual has been learned while the policy was worse, too."""
 _LARGEST_MOMENT = 1e150
 
 
@@ -151,6 +154,47 @@ class TransitionModel:
             found.sort(key=lambda each: each[1])
             limit = min(score(unchanged) - _LEAST_GAIN, found[0][1] + _AS_GOOD)
         return [wiring for wiring, value in found if value < limit][:_TRIALS]
+
+    def is_usual(self, length: float) -> bool:
+        """Whether the policy lately was where it usually is, for as long: then the world differs in rewards at most.
+
+        Args:
+            length: Usual steps of an episode.
+        """
+        seen, _, episodes = self._last()
+        if self.count < _FEWEST or seen is None or not episodes:
+            return False
+        now = sum(sums["count"] for sums in self.recent) / sum(sums["episodes"] for sums in self.recent)
+        where = slice(1 + self.actions, 1 + self.actions + self.sensors)
+        (mean, variance), (usual_mean, usual_variance) = (
+            (moments[0, where], moments.diagonal()[where] - moments[0, where] ** 2) for moments in (seen, self.moments)
+        )
+        least = _CONSTANT * np.maximum(self.moments.diagonal()[where], 1e-12)
+        ratio = (np.maximum(variance, 0) + least) / (np.maximum(usual_variance, 0) + least)
+        moved = np.abs(mean - usual_mean) / np.sqrt(np.maximum(usual_variance, least))
+        return bool(
+            1 / _AS_LONG < now / length < _AS_LONG
+            and (moved < _AS_FAR).all()
+            and (ratio > _AS_NARROW).all()
+            and (ratio < _AS_WIDE).all()
+        )
+
+    def misfit(self, state: Mapping[str, Any], starts: Starts) -> float:
+        """How badly the model of another world explains the last transitions; infinite if that is not known.
+
+        Args:
+            state: State of that model.
+            starts: First observations in that world.
+        """
+        other = TransitionModel(self.sensors, self.wiring)
+        other.load_state_dict(state)
+        seen, first, episodes = self._last()
+        if other.count < _FEWEST or seen is None:
+            return float("inf")
+        with np.errstate(over="ignore", invalid="ignore"):
+            score = _Score(other, seen, starts, first if episodes else None)
+            value = score(score.unchanged())
+        return value if np.isfinite(value) else float("inf")
 
     def _last(self) -> tuple[Array | None, Array, float]:
         """Moments of the last transitions, moments of first observations, and number of episodes."""

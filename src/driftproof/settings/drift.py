@@ -148,8 +148,8 @@ class DriftSettings:
     )
     drift_worlds: int = setting(
         3,
-        "Number of earlier regimes whose weights are kept, to be tried at the next alarm; each needs as much "
-        "memory as the networks. 0 to 10.",
+        "Number of earlier regimes whose weights are kept, to be tried at the next alarm, and, with drift_rewiring, of "
+        "earlier times; each needs as much memory as the networks. 0 to 10.",
         at_least=0,
         section="drift",
         key="worlds",
