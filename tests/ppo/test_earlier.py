@@ -12,7 +12,9 @@ from driftproof.learner.earlier import EarlierWeights
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import compare
 
-from .changing import Metrics, spoiled
+from .changing import LENGTH as ROOMS_LENGTH
+from .changing import Metrics, learned, spoiled
+from .changing import agent_in as rooms_agent
 from .plant import BACK, CHANGE, LENGTH, UPDATE, agent_in, plants
 
 
@@ -24,6 +26,17 @@ def test_rewards_of_another_size_replace_no_weights():
     assert metrics.alarms()
     assert not any(metrics.column("drift/level"))
     assert min(returns[CHANGE + 1 :]) > 0.09 * returns[CHANGE - 1] > 0.08 * LENGTH
+
+
+def test_wrong_choices_are_not_taken_for_small_rewards():
+    """Where observations do not depend on actions, a policy that is wrong sees what it always saw."""
+    agent = rooms_agent({0: "right", CHANGE: "wrong"}, drift_kit=True)
+    assert agent.learner.drift_response.model is not None
+    metrics = learned(agent, CHANGE + 25)
+    returns = metrics.column("drift/episode_return")
+    assert 1 in metrics.column("drift/level")
+    assert 0 < min(returns[CHANGE:]) < 0.2 * ROOMS_LENGTH
+    assert returns[-1] > 0.8 * ROOMS_LENGTH
 
 
 @pytest.fixture(scope="module")

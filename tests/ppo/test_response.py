@@ -8,9 +8,8 @@ import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from driftproof.learner.episode_returns import Look
+from driftproof.learner.episode_returns import Look, expected_return
 from driftproof.learner.renewal import restart_optimizer
-from driftproof.learner.response import _expected_return
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import CheckpointError, compare
 
@@ -130,9 +129,9 @@ def test_weights_on_trial_have_time_for_an_episode_however_short_rollouts_are(po
 def test_a_trial_that_is_shorter_than_episodes_counts_what_they_have_returned():
     """Of ten weights that hold a pole for ever, some still let it fall soon; those episodes end first."""
     seen = Look(steps=1000, episodes=2, returns=80.0)
-    assert _expected_return(seen, np.array([100.0] * 8), has_time=True) == 440
-    assert _expected_return(Look(steps=1000), np.array([100.0] * 8), has_time=True) is None
-    assert _expected_return(Look(steps=1000), np.array([-300.0, -100.0]), has_time=False) == -200
+    assert expected_return(seen, np.array([100.0] * 8), has_time=True) == 440
+    assert expected_return(Look(steps=1000), np.array([100.0] * 8), has_time=True) is None
+    assert expected_return(Look(steps=1000), np.array([-300.0, -100.0]), has_time=False) == -200
 
 
 def test_exploration_rises_with_the_alarm_and_fades():

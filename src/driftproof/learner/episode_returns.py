@@ -148,3 +148,19 @@ class Look:
 def bounded(returns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Returns within bounds."""
     return np.clip(returns, -LARGEST_RETURN, LARGEST_RETURN)
+
+
+def expected_return(seen: Look, running: npt.NDArray[np.float64], has_time: bool) -> float | None:
+    """Mean return of the episodes in a trial, which is often too short for them to end; ``None``: not known yet.
+
+    Those that end within a short time are the short ones. What the running ones have returned is shared out among them,
+    which is unbiased if an episode is as likely to end at one step as at any other.
+
+    Args:
+        seen: The completed episodes.
+        running: What the running ones have returned in the trial.
+        has_time: Whether the trial goes on if none has ended.
+    """
+    if seen.episodes:
+        return (seen.returns + float(running.sum())) / seen.episodes
+    return None if has_time else float(running.mean())

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from driftproof.learner.alarm import LARGEST_LENGTH, CalibrationAlarm
 from driftproof.learner.earlier import EarlierWeights, starts_of
-from driftproof.learner.episode_returns import FEW_EPISODES, LARGEST_RETURN, LOOK, Look
+from driftproof.learner.episode_returns import FEW_EPISODES, LARGEST_RETURN, LOOK, Look, expected_return
 from driftproof.learner.renewal import renew, restart_optimizer, rewire, soften
 from driftproof.learner.response_progress import Progress
 from driftproof.learner.rewiring import LARGEST, TransitionModel
@@ -37,6 +36,9 @@ _FAR_BELOW = 0.25
 """Share of the former gain below which weights are of little use."""
 _WINDOWS = 2
 """Windows without improvement before the next level if weights still earn more than that."""
+_MEMORY, _ALIKE = 10, 2.0
+"""Updates that the usual largest reward averages, and how much its change may differ from that of returns if only the
+scale of rewards has changed."""
 _LONGEST_TRIAL, _LENGTHS = 3 * LOOK, 2
 """Steps, or typical lengths of episodes, in which weights on trial may complete an episode."""
 
@@ -90,6 +92,8 @@ class DriftResponse:
         """Weights that act since the alarm last looked at returns; good ones if these are."""
         self._held: dict[str, Any] | None = None
         """Weights to return to, with the ``return`` that they earned, if others do not earn more."""
+        self._largest: float | None = None
+        """Absolute value of the largest reward in a rollout, usually."""
         self._progress = Progress()
         self._worlds = Worlds({}, None)
 
@@ -130,18 +134,21 @@ class DriftResponse:
         now.exploration = max(0.0, now.exploration - update / _FADE)
         if now.trial is not None:
             return self._judge(learner, alarm, rollout)
+        largest = float(np.where(rollout.valid, np.abs(rollout.rewards), 0).max(initial=0))
         if is_suspicious:
-            return self._check(learner, alarm)
+            return self._check(learner, alarm, largest)
         if now.level:
             return False, self._grow(learner, alarm, update)
         if alarm.has_seen:
-            self._remember(alarm)
+            self._remember(alarm, min(largest, LARGEST_RETURN))
         return False, False
 
-    def _remember(self, alarm: CalibrationAlarm) -> None:
+    def _remember(self, alarm: CalibrationAlarm, largest: float) -> None:
         """Keep the weights that have acted, if they are good ones, and what was seen of their world."""
         typical, mean = alarm.typical_return, alarm.mean_return
         is_usual = typical is not None and (mean is None or mean >= typical - alarm.noise)
+        if is_usual:
+            self._largest = largest if self._largest is None else self._largest + (largest - self._largest) / _MEMORY
         if is_usual and self.model is not None:
             self.model.learn()
         now = self._worlds.copy()
@@ -162,7 +169,7 @@ class DriftResponse:
             "drift/recovered": float(self.recoveries),
         }
 
-    def _check(self, learner: Learner, alarm: CalibrationAlarm) -> tuple[bool, bool]:
+    def _check(self, learner: Learner, alarm: CalibrationAlarm, largest: float) -> tuple[bool, bool]:
         """Let reordered weights act, if any explain the world, then the last good ones, as they were."""
         before, after = alarm.typical_return, alarm.last_return
         assert before is not None
@@ -175,8 +182,11 @@ class DriftResponse:
         self._progress = now = Progress(
             before=before, floor=floor, untrained=untrained, previous=after, exploration=self._progress.exploration
         )
-        if self.model is not None and before * after > 0:
-            now.of_rewards = self.model.is_usual(alarm.typical_length)
+        if self.model is not None and before * after > 0 and self._largest:
+            # Mistakes cost returns, too, but do not change the largest reward alike.
+            ratio, expected = largest * abs(before), self._largest * abs(after)
+            is_scaled = expected < _ALIKE * ratio < _ALIKE**2 * expected
+            now.of_rewards = is_scaled and self.model.is_usual(alarm.typical_length)
         self._held, good = {**self._worlds.copy(), "return": before, "length": alarm.typical_length}, self._good
         if good is None:
             return True, self._begin(learner, alarm)
@@ -240,7 +250,7 @@ class DriftResponse:
         now.seen.add(rollout, alarm.completed)
         longest = max(_LONGEST_TRIAL / rollout.envs, _LENGTHS * tried["length"])
         has_time = now.steps < longest
-        mean = _expected_return(now.seen, alarm.episodes.recent, has_time)
+        mean = expected_return(now.seen, alarm.episodes.recent, has_time)
         if not now.seen.is_enough or (mean is None and has_time):
             return False, False
         is_check = now.checking and not now.rewired
@@ -362,7 +372,7 @@ class DriftResponse:
         """Archived weights, the last good ones, and where the response stands. Settings are not part of it."""
         worlds = {"archive": list(self.archive), "good": self._good, "acting": self._acting, "held": self._held}
         state = {**worlds, **self._progress.state_dict()}
-        state |= {"rewirings": self.rewirings, "recoveries": self.recoveries}
+        state |= {"rewirings": self.rewirings, "recoveries": self.recoveries, "largest_reward": self._largest}
         if self.model is None:
             return state
         return {**state, "model": self.model.state_dict(), "earlier_weights": self.earlier.state_dict()}
@@ -391,6 +401,7 @@ class DriftResponse:
             **Progress.rules(),
             "rewirings": count(),
             "recoveries": count(),
+            "largest_reward": optional(number(at_least=0, at_most=LARGEST_RETURN)),
             **model,
         }
         check("drift_response", state_dict, table(rules))
@@ -417,23 +428,8 @@ class DriftResponse:
             self._worlds.whole(own.pop(name)) for name in ("good", "held", "acting")
         )
         self.rewirings, self.recoveries = own.pop("rewirings"), own.pop("recoveries")
+        self._largest = own.pop("largest_reward")
         if self.model is not None:
             self.model.load_state_dict(own.pop("model"))
             self.earlier.load_state_dict(own.pop("earlier_weights"), self._worlds.whole)
         self._progress = Progress.of(own)
-
-
-def _expected_return(seen: Look, running: npt.NDArray[np.float64], has_time: bool) -> float | None:
-    """Mean return of the episodes in a trial, which is often too short for them to end; ``None``: not known yet.
-
-    Those that end within a short time are the short ones. What the running ones have returned is shared out among them,
-    which is unbiased if an episode is as likely to end at one step as at any other.
-
-    Args:
-        seen: The completed episodes.
-        running: What the running ones have returned in the trial.
-        has_time: Whether the trial goes on if none has ended.
-    """
-    if seen.episodes:
-        return (seen.returns + float(running.sum())) / seen.episodes
-    return None if has_time else float(running.mean())
