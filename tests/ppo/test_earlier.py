@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftproof.learner.earlier import EarlierWeights
+from driftproof.learner.rewiring import Starts
 from driftproof.ppo import DistributionalPPO
 from driftproof.state import compare
 
@@ -126,3 +127,16 @@ def test_what_is_usual_is_told_from_transitions():
             parameter.neg_()
     see(2)
     assert not model.is_usual(LENGTH), "the wrong actions lead elsewhere"
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-300, 1e150])
+def test_any_moments_of_a_file_can_be_compared(size):
+    agent = agent_in(None)
+    model = agent.learner.drift_response.model
+    moments = torch.full(model.state_dict()["moments"].shape, size, dtype=torch.float64)
+    sums = {"moments": moments, "count": 2e3, "starts": torch.full((2, 3), size, dtype=torch.float64), "episodes": 9.0}
+    state = {"moments": moments, "count": 2e3, "recent": [sums]}
+    model.rule()(state, ())
+    model.load_state_dict(state)
+    assert model.is_usual(LENGTH) in (True, False)
+    assert model.misfit(state, Starts(np.zeros(3), np.full(3, size))) >= 0

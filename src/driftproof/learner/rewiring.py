@@ -166,12 +166,14 @@ class TransitionModel:
             return False
         now = sum(sums["count"] for sums in self.recent) / sum(sums["episodes"] for sums in self.recent)
         where = slice(1 + self.actions, 1 + self.actions + self.sensors)
-        (mean, variance), (usual_mean, usual_variance) = (
-            (moments[0, where], moments.diagonal()[where] - moments[0, where] ** 2) for moments in (seen, self.moments)
-        )
-        least = _CONSTANT * np.maximum(self.moments.diagonal()[where], 1e-12)
-        ratio = (np.maximum(variance, 0) + least) / (np.maximum(usual_variance, 0) + least)
-        moved = np.abs(mean - usual_mean) / np.sqrt(np.maximum(usual_variance, least))
+        with np.errstate(over="ignore", invalid="ignore"):
+            (mean, variance), (usual_mean, usual_variance) = (
+                (moments[0, where], moments.diagonal()[where] - moments[0, where] ** 2)
+                for moments in (seen, self.moments)
+            )
+            least = _CONSTANT * np.maximum(self.moments.diagonal()[where], 1e-12)
+            ratio = (np.maximum(variance, 0) + least) / (np.maximum(usual_variance, 0) + least)
+            moved = np.abs(mean - usual_mean) / np.sqrt(np.maximum(usual_variance, least))
         return bool(
             1 / _AS_LONG < now / length < _AS_LONG
             and (moved < _AS_FAR).all()
