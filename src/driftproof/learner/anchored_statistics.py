@@ -86,8 +86,8 @@ class AnchoredStatistics:
         """1 for sensors that have not only shown whole numbers. The others may be flags, which are rare at times."""
         self.largest = np.zeros(size)
         """Largest deviation from the mean until then."""
-        self.recent = np.zeros((0, size))
-        """The last first observations."""
+        self.recent, self.known = np.zeros((_LONGEST, size)), 0
+        """The last first observations, and how many of them there are since the last shift."""
         self.creep = np.zeros(size)
         """Movement of first observations that the mean has not followed: chance, or a slow shift."""
         self.shift, self.on_trial = np.zeros(size), 0
@@ -146,9 +146,10 @@ class AnchoredStatistics:
         """Number of the latest first observations, this one included, that show a shift; 0: none."""
         if not self._is_settled:
             return 0
-        self.recent = np.concatenate((self.recent, start[None]))[-_LONGEST:]
-        z = (self.recent - self.start_mean) / self._start_std()
-        z = np.where((self.fractional > 0) | (self.recent != np.rint(self.recent)), z, 0.0)
+        self.recent, self.known = np.concatenate((self.recent[1:], start[None])), min(self.known + 1, _LONGEST)
+        recent = self.recent[-self.known :]
+        z = (recent - self.start_mean) / self._start_std()
+        z = np.where((self.fractional > 0) | (recent != np.rint(recent)), z, 0.0)
         if np.abs(z[-1]).max() > _DEVIATIONS[-1]:  # The last one is among them, however many they are.
             for last, deviation in enumerate(_DEVIATIONS, start=1):
                 if len(z) >= last and ((z[-last:] > deviation).all(0) | (z[-last:] < -deviation).all(0)).any():
@@ -176,7 +177,7 @@ class AnchoredStatistics:
         # More episodes refine the estimate, and the mean follows it; their spread may have changed too.
         self.start_mean, self.start_weight = shifted, float(last)
         self.start_count = min(self.start_count, _FEWEST_STARTS / 4)
-        self.recent = self.recent[:0]
+        self.known = 0
         self.on_trial, self.misfit, self.former_misfit = _TRIAL, 0.0, 0.0
         self.shifts += 1
 
@@ -234,7 +235,8 @@ class AnchoredStatistics:
 
     def _learn_usual(self, observations: Array) -> None:
         """Follow what the policy sees, relative to the latest first observations: these follow slow shifts, too."""
-        difference = observations - (self.start_mean if len(self.recent) < _FEWEST_STARTS else self.recent.mean(0))
+        is_enough = self.known >= _FEWEST_STARTS
+        difference = observations - (self.recent[-self.known :].mean(0) if is_enough else self.start_mean)
         self.usual_count = min(self.usual_count + len(difference), max(_USUAL_MEMORY, len(difference)))
         weight = len(difference) / self.usual_count
         moved = difference.mean(0) - self.usual_mean
@@ -279,16 +281,16 @@ class AnchoredStatistics:
         variance = numbers((self.size,), [torch.float64], at_least=0, at_most=_LARGEST**2)
         rules |= dict.fromkeys(("variance", "start_variance", "largest", "usual_variance"), variance)
         rules["fractional"] = numbers((self.size,), [torch.float64], at_least=0, at_most=1)
-        rules["recent"] = numbers((None, self.size), [torch.float64], **bounds)
+        rules["recent"] = numbers((_LONGEST, self.size), [torch.float64], **bounds)
         rules["target_std"] = numbers((self.size,), [torch.float64], at_least=_LEAST_TARGET, at_most=_LARGEST_STD)
         rules |= dict.fromkeys(_NUMBERS, number(at_least=0, at_most=_LARGEST**2)) | dict.fromkeys(_COUNTS, count())
+        rules["known"] = count(at_most=_LONGEST)
         return table(rules)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a checked state."""
         for name in _ARRAYS:
             setattr(self, name, torch.as_tensor(state[name]).double().cpu().numpy().copy())
-        self.recent = self.recent[-_LONGEST:]
         for name in _NUMBERS:
             setattr(self, name, float(state[name]))
         for name in _COUNTS:
@@ -300,4 +302,4 @@ _ARRAYS = (
     *("target_mean", "target_std", "largest", "fractional", "usual_mean", "usual_variance"),
 )
 _NUMBERS = ("count", "start_count", "start_weight", "usual_count", "misfit", "former_misfit")
-_COUNTS = ("on_trial", "shifts", "undone", "is_fixed", "free")
+_COUNTS = ("known", "on_trial", "shifts", "undone", "is_fixed", "free")
