@@ -1,18 +1,17 @@
-"""Earlier weights of an agent: those of a time when it was good, from about as long ago as twice the next ones."""
+"""Weights of earlier times, at which returns were as usual: the longer ago, the fewer are kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from driftproof.learner.rewiring import Starts, TransitionModel
-from driftproof.nn.normalization import WHOLE
+from driftproof.learner.rewiring import TransitionModel
+from driftproof.learner.worlds import starts_of
 from driftproof.state.schema import Rule, count, items, table
 
 World = dict[str, Any]
 _INTERVAL = 16
 """Updates in which returns are as usual, after which weights are kept."""
-
 _LEAST_GAIN = 0.2
 """By how much the model of their world must explain the last transitions better."""
 
@@ -85,9 +84,3 @@ class EarlierWeights:
 
 def _misfit(model: TransitionModel, world: Mapping[str, Any]) -> float:
     return model.misfit(world["model"], starts_of(world))
-
-
-def starts_of(world: Mapping[str, Any]) -> Starts:
-    """Mean and variance of first observations in a world."""
-    statistics = world["observations"][WHOLE]
-    return Starts(*(statistics[name].cpu().numpy() for name in ("start_mean", "start_variance")))

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from driftproof.learner.alarm import LARGEST_LENGTH, CalibrationAlarm
-from driftproof.learner.earlier import EarlierWeights, starts_of
+from driftproof.learner.earlier import EarlierWeights
 from driftproof.learner.episode_returns import FEW_EPISODES, LARGEST_RETURN, LOOK, Look, expected_return
 from driftproof.learner.renewal import renew, restart_optimizer, rewire, soften
 from driftproof.learner.response_progress import Progress
 from driftproof.learner.rewiring import LARGEST, TransitionModel
 from driftproof.learner.rollout import Rollout
-from driftproof.learner.worlds import Worlds
+from driftproof.learner.worlds import Worlds, starts_of
 from driftproof.state import copy_tree
 from driftproof.state.schema import Rule, check, count, fail, items, number, optional, table
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from driftproof.learner.rewiring import TransitionModel
+from driftproof.learner.rewiring import Starts, TransitionModel
+from driftproof.nn.normalization import WHOLE
 from driftproof.nn.types import SECOND_CRITIC
 from driftproof.state import Stateful, copy_tree
 from driftproof.state.schema import Rule, like
@@ -49,6 +50,12 @@ class Worlds:
         """Schemas of a world's parts."""
         model = {} if self._model is None else {"model": self._model.rule()}
         return {**{name: _rule(part) for name, part in self._parts.items()}, **model}
+
+
+def starts_of(world: Mapping[str, Any]) -> Starts:
+    """Mean and variance of first observations in a world."""
+    statistics = world["observations"][WHOLE]
+    return Starts(*(statistics[name].cpu().numpy() for name in ("start_mean", "start_variance")))
 
 
 def _rule(part: Stateful) -> Rule:
