@@ -12,9 +12,17 @@ from torch import Tensor
 from driftproof._members import Number, member_shape
 from driftproof.settings.agent import EntropySettings
 from driftproof.settings.definition import argument, documented, takes
-from driftproof.state.schema import check, count, number, numbers, optional, table
+from driftproof.state.schema import Rule, check, count, number, numbers, optional, table
 
 _PATIENCE = 10
+_STATE = table(
+    {
+        "explained_variance": number(finite=False),  # NaN when all returns are equal.
+        "plateau": optional(number(at_least=0, at_most=1)),
+        "best_return": optional(number()),
+        "stale_updates": count(),
+    }
+)
 
 
 @dataclass(kw_only=True)
@@ -92,20 +100,18 @@ class EntropySchedule:
 
     def check_state_dict(self, state_dict: Any) -> None:
         """Raise a ``CheckpointError`` unless this is the state of such a schedule."""
-        rules = {
-            "explained_variance": number(finite=False),  # NaN when all returns are equal.
-            "plateau": optional(number(at_least=0, at_most=1)),
-            "best_return": optional(number()),
-            "stale_updates": count(),
-        }
-        if self.members is not None:
-            rules = {
-                "explained_variance": numbers((self.members,), finite=False),
-                "plateau": numbers((self.members,), at_least=0, at_most=1, finite=False),
-                "best_return": numbers((self.members,), finite=False),
-                "stale_updates": numbers((self.members,), at_least=0),
+        check("entropy", state_dict, _STATE if self.members is None else self._state_of_members())
+
+    def _state_of_members(self) -> Rule:
+        shape = (self.members,)
+        return table(
+            {
+                "explained_variance": numbers(shape, finite=False),
+                "plateau": numbers(shape, at_least=0, at_most=1, finite=False),
+                "best_return": numbers(shape, finite=False),
+                "stale_updates": numbers(shape, at_least=0),
             }
-        check("entropy", state_dict, table(rules))
+        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue as the saved schedule would have.

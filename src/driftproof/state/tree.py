@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from driftproof.state._codec import (
+    PLAIN,
     Path,
     check_depth,
     check_key,
@@ -68,7 +69,8 @@ def _map(tree: Any, on_tensor: Callable[[Tensor], Tensor], on_array: Callable[[A
         if kind == "dict":
             for key in value:
                 check_key(key, path)
-            return {key: visit(item, (*path, key), depth + 1) for key, item in value.items()}
+            # Plain values without a visit: states of many members are mostly that.
+            return {k: v if type(v) in PLAIN else visit(v, (*path, k), depth + 1) for k, v in value.items()}
         if kind in ("list", "tuple"):
             items = [visit(item, (*path, i), depth + 1) for i, item in enumerate(value)]
             return items if kind == "list" else tuple(items)

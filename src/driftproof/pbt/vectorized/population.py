@@ -160,14 +160,14 @@ class VectorizedPopulation:
         self.state.copy(targets, sources, reset_optimizer=optimizer == "reset")
         if restart:
             self.rollouts.restart(targets)
-        learned = self.state.components
+        learned, overwritten = self.state.components, set(targets)
         donors = {}
         for source in set(sources):
             parts = self.agents[source].components()
             names = [name for name in parts if name not in learned and name not in OWN_PLACE]
             states = {name: dict(parts[name].state_dict()) for name in names}
             # Targets get copies: only a donor that is a target itself must be copied before.
-            donors[source] = copy_tree(states) if source in targets else states
+            donors[source] = copy_tree(states) if source in overwritten else states
         for target, source in zip(targets, sources, strict=True):
             agent = self.agents[target]
             parts = agent.components()
