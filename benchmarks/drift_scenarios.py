@@ -9,7 +9,7 @@ steps, whatever the environment's own limit, and at the end of every iteration.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -219,6 +219,17 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
             self.sums[name][-1] += self.total
             self.counts[name][-1] += 1
         self.start, self.total = self.steps, 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the running episode."""
+        return {"steps": self.steps, "sums": self.sums, "counts": self.counts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with a new episode."""
+        self.steps = self.start = int(state["steps"])
+        self.total = 0.0
+        self.sums = {name: list(values) for name, values in state["sums"].items()}
+        self.counts = {name: list(values) for name, values in state["counts"].items()}
 
     def returns(self) -> dict[str, list[Any]]:
         """By counting: mean return of every iteration, None where no episode ended; and the numbers of episodes."""

@@ -8,8 +8,9 @@
     python benchmarks/drift_suite.py --tuning --methods kit --set learning_rate=1e-3 --label "kit, 1e-3"
 
 Scenarios (drift_scenarios.py) × methods (drift_methods.py) × seeds. A seed draws the tasks, for all methods alike.
-Every run has a process of one thread and a JSON file in the folder, written at the end of every task and at the end; a
-finished run is not run again. Statistics are in drift_statistics.py. Settings are tuned with --tuning: the first two
+Every run has a process of one thread and a JSON file in the folder, written at the end of every task and at the end. A
+finished run is not run again. One that was cut off continues from its agent's last checkpoint, every 50 iterations, in a
+new episode; without one (SB3, oracles, populations), it begins anew. Statistics are in drift_statistics.py. Settings are tuned with --tuning: the first two
 tasks of CartPole and Acrobot with seeds from 1000, which no result is made of.
 """
 
@@ -42,8 +43,13 @@ from learning import setting
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from driftproof import state
+from driftproof.ppo import DistributionalPPO
+
 FOLDER = Path("runs") / "drift_suite"
 TUNING_SEED = 1000
+KEPT_EVERY = 50
+"""Iterations between checkpoints of a run."""
 ALARM = "drift/alarm"
 """Logged by the agent, above 0 in an update in which its detector fires."""
 
@@ -90,7 +96,7 @@ class Run:
 
 
 class Progress(BaseCallback):
-    """Collects the detector's alarms, and writes the run's file at the end of every task."""
+    """Collects the detector's alarms, writes the run's file at the end of every task, and keeps the agent."""
 
     def __init__(self, run: Run, recorder: Recorder | DriftPopulation, path: Path) -> None:
         super().__init__()
@@ -99,11 +105,39 @@ class Progress(BaseCallback):
         self.has_detector = False
         self.wall, self.cpu = time.perf_counter(), time.process_time()
 
+    @property
+    def checkpoint(self) -> Path:
+        return self.path.with_suffix(".zip")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"alarms": self.alarms, "seconds": self.seconds}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.alarms, self.has_detector = list(state["alarms"]), True
+        self.wall, self.cpu = self.wall - state["seconds"][0], self.cpu - state["seconds"][1]
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Time and processor time spent on the run."""
+        return time.perf_counter() - self.wall, time.process_time() - self.cpu
+
+    def follow(self, agent: DistributionalPPO) -> None:
+        """Make the records part of an agent's state, and let it continue from the run's checkpoint, if there is one."""
+        agent.register("recorder", self.recorder)
+        agent.register("progress", self)
+        kept = json.loads(self.path.read_text()) if self.checkpoint.exists() and self.path.exists() else {}
+        if kept.get("settings") == self.run.settings:
+            agent.load_state_tree(state.read(self.checkpoint).tree)
+
     def _on_step(self) -> bool:
         return True
 
     def _on_rollout_start(self) -> None:
         self._read()
+        iteration = self.recorder.steps // ITERATION
+        if iteration and iteration % KEPT_EVERY == 0 and "progress" in getattr(self.model, "components", dict)():
+            self.write(finished=False)
+            self.model.save(self.checkpoint)
 
     def _on_rollout_end(self) -> None:
         if self.recorder.steps % self.run.world.task_steps == 0:
@@ -131,8 +165,8 @@ class Progress(BaseCallback):
             "settings": run.settings,
             "finished": finished,
             "steps": steps,
-            "seconds": round(time.perf_counter() - self.wall, 2),
-            "cpu_seconds": round(time.process_time() - self.cpu, 2),
+            "seconds": round(self.seconds[0], 2),
+            "cpu_seconds": round(self.seconds[1], 2),
             "alarms": self.alarms if self.has_detector else None,
             "returns": self.recorder.returns(),
         }
@@ -140,6 +174,8 @@ class Progress(BaseCallback):
         part = self.path.with_suffix(".part")
         part.write_text(json.dumps(entry))
         os.replace(part, self.path)
+        if finished:
+            self.checkpoint.unlink(missing_ok=True)
 
 
 def train(run: Run, folder: Path) -> None:
@@ -161,7 +197,10 @@ def train(run: Run, folder: Path) -> None:
         for task in range(world.tasks):
             method.make(envs, seed + task, run.overrides).learn(world.task_steps, callback=progress)
     else:
-        method.make(envs, seed, run.overrides).learn(world.steps, callback=progress)
+        agent = method.make(envs, seed, run.overrides)
+        if isinstance(agent, DistributionalPPO):
+            progress.follow(agent)
+        agent.learn(world.steps - agent.num_timesteps, callback=progress, reset_num_timesteps=agent.num_timesteps == 0)
     progress.write(finished=True)
     envs.close()
 
@@ -196,7 +235,7 @@ def run_all(runs: Sequence[Run], folder: Path, workers: int, minutes: float | No
         runs: What there shall be.
         folder: Where results are kept.
         workers: Processes at a time.
-        minutes: Stop everything after so long; runs that are cut off keep their whole tasks, and begin anew next time.
+        minutes: Stop everything after so long; runs that are cut off keep their whole tasks, and continue next time.
     """
     todo = left_to_do(runs, folder)
     if len(todo) < len(runs):
