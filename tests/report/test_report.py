@@ -346,6 +346,13 @@ def test_the_summary_tells_the_main_things(tmp_path):
         assert fact in population
 
 
+def test_many_steps_are_millions(tmp_path):
+    path = write_agent(tmp_path / "run", updates=1, step=12_345_678)
+    text = write_report([path], tmp_path / "report.html").read_text()
+    assert "<dt>Steps</dt><dd>12.3 M" in text
+    assert "12,345,678" in text
+
+
 class TestHostile:
     @pytest.mark.parametrize("runs", [1, 2])
     def test_nothing_is_taken_for_markup(self, tmp_path, runs):

@@ -44,7 +44,11 @@ def _facts(run: Run) -> list[tuple[str, str, str]]:
     updates = run.last_step // run.steps_per_update
     facts.append(("Updates", number(updates), "of each member" if run.is_population else ""))
     steps = sum(life.end for life in run.members.values())
-    facts.append(("Steps", number(steps), "all members together" if run.is_population else ""))
+    whose = "all members together" if run.is_population else ""
+    is_wide = steps >= 10_000_000
+    facts.append(
+        ("Steps", f"{steps / 1e6:.1f} M", f"{steps:,} {whose}".strip()) if is_wide else ("Steps", number(steps), whose)
+    )
     seconds = _seconds(run)
     if seconds is not None:
         facts.append(("Time", _duration(seconds), f"{number(round(steps / seconds))} steps/s"))

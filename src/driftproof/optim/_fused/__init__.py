@@ -23,9 +23,8 @@ from driftproof.optim._core import Group
 from driftproof.optim._gradient_statistics import GradientStatistics
 from driftproof.optim._noise import NoiseSource
 
-ENABLED = os.environ.get("DRIFTPROOF_FUSED_STEP") == "1"
-"""Whether kernels run at all. Off by default: they equal torch's operations in Triton's interpreter, and have not been
-measured on a GPU yet."""
+ENABLED = os.environ.get("DRIFTPROOF_FUSED_STEP") != "0"
+"""Whether kernels run at all."""
 CHUNK = 4096
 """Elements of a parameter that one program measures."""
 _MOST_CHUNKS = 4096
@@ -67,7 +66,7 @@ def reason_against_kernels(
     """
     settings, param = group.settings, group.params[0]
     if not ENABLED:
-        return "the kernels are off: DRIFTPROOF_FUSED_STEP=1 switches them on"
+        return "the kernels are off: DRIFTPROOF_FUSED_STEP=0"
     if launcher() is None:
         return "Triton is not installed"
     if not param.is_cuda and not getattr(launcher(), "INTERPRETED", False):
