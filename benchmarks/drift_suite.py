@@ -9,9 +9,10 @@
 
 Scenarios (drift_scenarios.py) × methods (drift_methods.py) × seeds. A seed draws the tasks, for all methods alike.
 Every run has a process of one thread and a JSON file in the folder, written at the end of every task and at the end. A
-finished run is not run again. One that was cut off continues from its agent's last checkpoint, every 50 iterations, in a
-new episode; without one (SB3, oracles, populations), it begins anew. Statistics are in drift_statistics.py. Settings are tuned with --tuning: the first two
-tasks of CartPole and Acrobot with seeds from 1000, which no result is made of.
+finished run is not run again. One that was cut off continues from its agent's last checkpoint, made every 50
+iterations, in a new episode; without one (SB3, oracles, populations), it begins anew. Statistics are in
+drift_statistics.py. Settings are tuned with --tuning: the first two tasks of CartPole and Acrobot with seeds from 1000,
+which no result is made of.
 """
 
 from __future__ import annotations

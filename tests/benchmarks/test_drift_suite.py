@@ -358,3 +358,53 @@ def test_a_run_that_is_cut_off_keeps_its_tasks(tmp_path, monkeypatch):
     assert not kept["finished"]
     assert drift_statistics.tasks_of(kept) == 1
     assert drift_suite.left_to_do([run], tmp_path) == [run]
+
+
+@pytest.mark.usefixtures("_same_threads_afterwards")
+def test_a_run_that_is_cut_off_continues(tmp_path, monkeypatch):
+    """With the agent, the drift and the record of its last checkpoint, and a new episode."""
+    monkeypatch.setattr(drift_suite, "KEPT_EVERY", 2)
+    run = Run("continual-cartpole", "kit", "kit", seed=1, scale=0.015, tasks=2)
+    whole, cut_off = tmp_path / "whole", tmp_path / "cut_off"
+    drift_suite.train(run, whole)
+
+    class CutOff(drift_suite.Progress):
+        def _on_rollout_end(self):
+            super()._on_rollout_end()
+            if self.recorder.steps == 5 * 800:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drift_suite, "Progress", CutOff)
+        with pytest.raises(KeyboardInterrupt):
+            drift_suite.train(run, cut_off)
+    assert drift_suite.left_to_do([run], cut_off) == [run]
+    begun = []
+    learn = drift_suite.DistributionalPPO.learn
+    monkeypatch.setattr(
+        drift_suite.DistributionalPPO,
+        "learn",
+        lambda self, steps, **given: begun.append((self.num_timesteps, steps)) or learn(self, steps, **given),
+    )
+    drift_suite.train(run, cut_off)
+    assert begun == [(4 * 800, 2 * 800)]
+    first, second = (json.loads(run.path(folder).read_text()) for folder in (whole, cut_off))
+    assert second["finished"]
+    for name, values in second["returns"].items():
+        assert len(values) == 6
+        assert values[:4] == first["returns"][name][:4]
+    assert second["returns"]["published"][4] > 50
+    assert second["alarms"] == first["alarms"]
+    assert not list(cut_off.glob("**/*.zip"))
+
+
+@pytest.mark.usefixtures("_same_threads_afterwards")
+def test_a_checkpoint_of_other_settings_is_not_continued(tmp_path, monkeypatch):
+    monkeypatch.setattr(drift_suite, "KEPT_EVERY", 1)
+    run = Run("continual-cartpole", "kit", "kit", seed=1, scale=0.0, tasks=2)
+    path = run.path(tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"finished": False, "settings": {**run.settings, "tasks": 3}}))
+    path.with_suffix(".zip").write_bytes(b"of another run")
+    drift_suite.train(run, tmp_path)
+    assert json.loads(path.read_text())["finished"]
