@@ -139,6 +139,22 @@ def false_alarms(runs: Sequence[Summary]) -> str:
     return f"{500 * sum(run.false_alarms or 0 for run in runs) / updates:.2f}" if updates else "-"
 
 
+def detector_table(groups: Groups) -> str | None:
+    """Delays and false alarms by group of scenarios, and of all."""
+    rows = []
+    for label in labels_of(groups):
+        of_kind: dict[str, list[Summary]] = {}
+        for name, labels in groups.items():
+            runs = [run for run in labels.get(label, []) if run.delays is not None]
+            if runs:
+                of_kind.setdefault(SCENARIOS[name].group, []).extend(runs)
+        every = [run for runs in of_kind.values() for run in runs]
+        for kind, runs in {**of_kind, "all": every}.items() if every else ():
+            rows.append([title_of(label), kind, str(len(runs)), delays(runs), false_alarms(runs)])
+    heads = ["", "scenarios", "runs", "median delay after harmful switches, updates (found)", "false in 500 updates"]
+    return common.show_table("Alarms", heads, rows) if rows else None
+
+
 def scenario_table(name: str, labels: Mapping[str, list[Summary]], length: str) -> str:
     """All metrics of a scenario; columns that say nothing here are left out."""
     rows = {label: {column: write(runs) for column, write in COLUMNS.items()} for label, runs in labels.items()}
@@ -251,7 +267,8 @@ def report(
 ) -> tuple[list[str], Groups]:
     """All tables, printed, and in Markdown; and the summaries that they are made of."""
     groups, left_out = grouped(entries, tasks, kept)
-    sections = [table for table in (continual_table(groups), overview_table(groups), dynamics_table(groups)) if table]
+    tables = (continual_table(groups), overview_table(groups), dynamics_table(groups), detector_table(groups))
+    sections = [table for table in tables if table]
     sections += [scenario_table(name, labels, lengths(labels, name)) for name, labels in groups.items()]
     if groups:
         sections.append(legend(groups))

@@ -234,6 +234,22 @@ def test_alarms_by_hand():
     assert drift_statistics.summarize(entry(plain=plain, tasks=3), 3).delays is None
 
 
+def test_alarms_of_all_scenarios(tmp_path):
+    plain = [[300.0] * 40, [50.0] * 40]
+    for seed, alarms in enumerate([[43], [42, 70], []]):
+        write(tmp_path, entry("length-cartpole", seed=seed, plain=plain, alarms=alarms))
+    write(tmp_path, entry("actions-cartpole", plain=plain, alarms=[44]))
+    groups, _ = drift_report.grouped(drift_suite.load(tmp_path), None)
+    table = drift_report.detector_table(groups)
+    for row in (
+        "| driftproof | actions | 1 | 4 (1 of 1) | 0.00 |",
+        "| driftproof | dynamics | 3 | 3 (2 of 3) | 3.03 |",
+        "| driftproof | all | 4 | 3.5 (3 of 4) | 2.27 |",
+    ):
+        assert row in table
+    assert drift_report.detector_table({}) is None
+
+
 def test_the_return_to_a_is_that_of_its_first_tenth():
     plain = [[100.0] * 18 + [390.0] * 2, [30.0] * 20, [90.0] * 2 + [300.0] * 18]
     run = drift_statistics.summarize(entry("recurrence-cartpole", plain=plain, tasks=3), 3)
