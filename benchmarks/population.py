@@ -10,7 +10,8 @@
   as a part of a whole update; an exploit, in which half of the population gets the state of the other half; and
   trainings in the market with regimes, rollouts and updates on the device. A single agent has its CUDA graph, and its
   environments are tensors too.
-- learning: what 64 members, and single agents one by one, have learned after 500,000 steps in that market.
+- learning: what 64 members, and single agents with the seeds of the first, have learned after 500,000 steps in that
+  market.
 
 Everything is on: twin quantile critics, LSTMs for actor and critics, AdaptiveUPGD with noise, gradient scaling. Matrix
 products are exact float32, TF32 (``torch.set_float32_matmul_precision("high")``) or bfloat16 (``mixed_precision``). The
@@ -225,7 +226,8 @@ def learning(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     steps = updates * shape["n_steps"] * shape["envs"]
     alone, spent = [], 0.0
     for seed in range(singles):
-        single = agent(device, seed=1000 + seed, cuda_graph=device == "cuda", **shape)
+        # The seeds of members, as returns depend on the markets that they draw.
+        single = agent(device, seed=seed, cuda_graph=device == "cuda", **shape)
         start = time.perf_counter()
         single.learn(steps)
         synchronize(device)
