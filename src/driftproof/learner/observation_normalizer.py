@@ -23,6 +23,8 @@ from driftproof.state.schema import check, table
 
 _SMALLEST_BATCH = 32
 """Observations that are learned from before a rollout ends, at least."""
+_USUAL_STEPS = 128
+"""Steps that there is room for in the first rollout; more as they come."""
 
 
 class ObservationNormalizer:
@@ -40,6 +42,8 @@ class ObservationNormalizer:
     def __init__(self, space: Any, memory: int = 20_000) -> None:
         self._shapes = dict(normalizable(space))
         self.statistics = {key: AnchoredStatistics(math.prod(shape), memory) for key, shape in self._shapes.items()}
+        self._usual_steps = _USUAL_STEPS
+        """Steps of the last rollout."""
         self._vectors: dict[str, tuple[Array, Array] | None] | None = None
         self._moments: dict[str, Moments] | None = None
         self.begin()
@@ -66,13 +70,27 @@ class ObservationNormalizer:
 
     def begin(self) -> None:
         """Begin a rollout."""
-        self._rows: dict[str, list[Array]] = {key: [] for key in self.statistics}
-        """Observations of every step of the rollout, before they are normalised."""
-        self._starts: list[npt.NDArray[np.bool_]] = []
+        self._steps = 0
+        """Steps so far."""
+        self._rows: dict[str, Array] = {}
+        """Observations of these steps ``[capacity, N, size]``, before they are normalised."""
+        self._starts = np.empty((0, 0), bool)
+        """Which of them are the first of an episode ``[capacity, N]``."""
         self._learned = 0
         """How many of these steps the statistics know."""
         self._pending = 0
         """Observations in the others."""
+
+    def _make_room(self, envs: int) -> None:
+        """Make room for more steps; the first time, for as many as the last rollout had."""
+        steps, size = self._steps, max(2 * self._steps, self._usual_steps)
+        before, starts = self._rows, self._starts
+        self._rows = {key: np.empty((size, envs, part.size)) for key, part in self.statistics.items()}
+        self._starts = np.empty((size, envs), bool)
+        if steps:
+            for key, rows in self._rows.items():
+                rows[:steps] = before[key][:steps]
+            self._starts[:steps] = starts[:steps]
 
     @property
     def sensors(self) -> AnchoredStatistics | None:
@@ -84,10 +102,10 @@ class ObservationNormalizer:
 
         ``None`` if they are not those of so many steps, as a state was loaded meanwhile, or are not normalised.
         """
-        if len(self._starts) != steps or key not in self._shapes:
+        if self._steps != steps or key not in self._shapes:
             return None
-        rows, starts = np.concatenate(self._rows[key]), np.stack(self._starts)
-        return rows.reshape(*starts.shape, *self._shapes[key]), starts
+        starts = self._starts[:steps]
+        return self._rows[key][:steps].reshape(*starts.shape, *self._shapes[key]), starts
 
     def take(self, observation: HostObservation, starts: npt.NDArray[np.bool_]) -> HostObservation:
         """:meth:`observe` observations; returns them normalised, in single precision.
@@ -115,12 +133,17 @@ class ObservationNormalizer:
             observation: Observation of every environment ``[N, ...]``.
             starts: Whether it is the first of an episode ``[N]``.
         """
-        rows = {key: _rows(observation, key) for key in self._rows}
+        step = self._steps
+        if step == len(self._starts):
+            self._make_room(len(starts))
+        rows = {key: stored[step] for key, stored in self._rows.items()}
+        for key, row in rows.items():
+            part = observation[key] if isinstance(observation, dict) else observation
+            row[:] = part if part.ndim == 2 else part.reshape(row.shape)
+        self._starts[step] = starts
         if True in starts.tolist():  # Faster than NumPy for a few numbers.
             self._learn_starts(rows, starts)
-        for key, part in rows.items():
-            self._rows[key].append(part)
-        self._starts.append(starts.copy())
+        self._steps = step + 1
         self._pending += len(starts)
         # The first observations ever are used soon.
         if self._pending >= self._enough:
@@ -132,13 +155,14 @@ class ObservationNormalizer:
         if not self._pending:
             return
         for key, part in self.statistics.items():
-            part.learn(np.concatenate(self._rows[key][self._learned :]))
-        self._learned, self._pending = len(self._starts), 0
+            part.learn(self._rows[key][self._learned : self._steps].reshape(-1, part.size))
+        self._learned, self._pending = self._steps, 0
         self._refresh()
 
     def finish(self) -> None:
         """End a rollout."""
         self.learn()
+        self._usual_steps = self._steps
         for part in self.statistics.values():
             if part.count >= FIXED:
                 part.fix()
@@ -214,9 +238,3 @@ def normalizable(space: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
     for key, part in parts.items() if isinstance(parts, Mapping) else [(WHOLE, space)]:
         if np.issubdtype(part.dtype, np.floating) and part.shape:
             yield key, tuple(part.shape)
-
-
-def _rows(observation: HostObservation, key: str) -> Array:
-    """A copy of a part of the observations ``[N, size]``."""
-    part = np.array(observation[key] if isinstance(observation, dict) else observation, np.float64)
-    return part.reshape(len(part), -1)
