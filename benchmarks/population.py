@@ -1,6 +1,6 @@
 """A population on one accelerator: what M members cost against one, from the optimizer step to whole trainings.
 
-    python benchmarks/population.py                     # on the GPU if there is one; about eight minutes there
+    python benchmarks/population.py                     # on the GPU if there is one; about five minutes there
     python benchmarks/population.py --quick             # tiny, also on a CPU: about a minute
     python benchmarks/population.py --parts population --members 1 64 --units 128 --products float32 bf16
     python benchmarks/population.py --report            # tables and the picture of what has been measured

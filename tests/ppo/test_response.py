@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -291,3 +293,42 @@ def test_a_restarted_optimizer_steps_like_a_new_one(optimizer):
         agent.optimizer.step()
     for own, other in zip(used.policy.parameters(), new.policy.parameters(), strict=True):
         np.testing.assert_allclose(own.detach(), other.detach(), rtol=1e-5, atol=1e-7)
+
+
+class Leavable(gymnasium.Env):
+    """Every step is rewarded, or costs as much; who wants to leaves at once."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self):
+        self.clock = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return self._see(), {}
+
+    def step(self, action):
+        self.clock += 1
+        self.age += 1
+        reward = -1.0 if COSTS <= self.clock // STEPS < PAYS else 1.0
+        return self._see(), reward, bool(action) or self.age == 3 * LENGTH, False, {}
+
+    def _see(self):
+        return np.float32([self.age / 3 / LENGTH, self.np_random.normal() / 9])
+
+
+COSTS, PAYS = 30, 60
+
+
+def test_weights_for_rewards_of_another_sign_return_with_them():
+    """Who has learned to leave earns more when steps are rewarded again, which is no alarm, but could earn more."""
+    agent = agent_in({}, env=DummyVecEnv([Leavable] * ENVS), drift_response=True, gamma=0.95, drift_exploration=0.0)
+    returns = (metrics := learned(agent, PAYS + 6)).column("drift/episode_return")
+    assert returns[COSTS - 1] > 2 * LENGTH
+    assert -1.5 < returns[PAYS - 1] < 0
+    assert returns[PAYS] < 2
+    assert min(returns[PAYS + 3 :]) > 2 * LENGTH
+    assert max(metrics.alarms()) < PAYS
+    assert not any(metrics.column("drift/level")[PAYS:])

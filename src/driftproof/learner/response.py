@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from driftproof.learner.alarm import LARGEST_LENGTH, CalibrationAlarm
 from driftproof.learner.earlier import EarlierWeights
 from driftproof.learner.episode_returns import FEW_EPISODES, LARGEST_RETURN, LOOK, Look, expected_return
@@ -17,6 +15,7 @@ from driftproof.learner.renewal import renew, restart_optimizer, rewire, soften
 from driftproof.learner.response_progress import Progress
 from driftproof.learner.rewiring import LARGEST, TransitionModel
 from driftproof.learner.rollout import Rollout
+from driftproof.learner.usual_rewards import Span, UsualRewards, span_of
 from driftproof.learner.worlds import Worlds, starts_of
 from driftproof.state import copy_tree
 from driftproof.state.schema import Rule, check, count, fail, items, number, optional, table
@@ -36,9 +35,6 @@ _FAR_BELOW = 0.25
 """Share of the former gain below which weights are of little use."""
 _WINDOWS = 2
 """Windows without improvement before the next level if weights still earn more than that."""
-_MEMORY, _ALIKE = 10, 2.0
-"""Updates that the usual largest reward averages, and how much its change may differ from that of returns if only the
-scale of rewards has changed."""
 _LONGEST_TRIAL, _LENGTHS = 3 * LOOK, 2
 """Steps, or typical lengths of episodes, in which weights on trial may complete an episode."""
 
@@ -92,8 +88,7 @@ class DriftResponse:
         """Weights that act since the alarm last looked at returns; good ones if these are."""
         self._held: dict[str, Any] | None = None
         """Weights to return to, with the ``return`` that they earned, if others do not earn more."""
-        self._largest: float | None = None
-        """Absolute value of the largest reward in a rollout, usually."""
+        self._rewards = UsualRewards()
         self._progress = Progress()
         self._worlds = Worlds({}, None)
 
@@ -134,21 +129,24 @@ class DriftResponse:
         now.exploration = max(0.0, now.exploration - update / _FADE)
         if now.trial is not None:
             return self._judge(learner, alarm, rollout)
-        largest = float(np.where(rollout.valid, np.abs(rollout.rewards), 0).max(initial=0))
+        rewards = span_of(rollout)
         if is_suspicious:
-            return self._check(learner, alarm, largest)
+            return self._check(learner, alarm, rewards)
+        if alarm.has_seen and self._rewards.are_others(rewards) and self._look_back(learner, alarm):
+            return False, True
         if now.level:
+            self._rewards.observe(rewards)
             return False, self._grow(learner, alarm, update)
         if alarm.has_seen:
-            self._remember(alarm, min(largest, LARGEST_RETURN))
+            self._remember(alarm, rewards)
         return False, False
 
-    def _remember(self, alarm: CalibrationAlarm, largest: float) -> None:
+    def _remember(self, alarm: CalibrationAlarm, rewards: Span) -> None:
         """Keep the weights that have acted, if they are good ones, and what was seen of their world."""
         typical, mean = alarm.typical_return, alarm.mean_return
         is_usual = typical is not None and (mean is None or mean >= typical - alarm.noise)
         if is_usual:
-            self._largest = largest if self._largest is None else self._largest + (largest - self._largest) / _MEMORY
+            self._rewards.observe(rewards)
         if is_usual and self.model is not None:
             self.model.learn()
         now = self._worlds.copy()
@@ -169,7 +167,24 @@ class DriftResponse:
             "drift/recovered": float(self.recoveries),
         }
 
-    def _check(self, learner: Learner, alarm: CalibrationAlarm, largest: float) -> tuple[bool, bool]:
+    def _look_back(self, learner: Learner, alarm: CalibrationAlarm) -> bool:
+        """Try archived weights if other rewards than usual have not made returns fall; returns whether they act.
+
+        An agent that has learned to end episodes, as rewards were negative, earns more when they are positive again,
+        but not what it could. If returns have fallen, the alarm will see it.
+        """
+        before, after = alarm.typical_return, alarm.mean_return
+        if before is None or after is None or after < before - alarm.noise:
+            return False
+        if not any(world["return"] > after + 2 * alarm.noise for world in self.archive):
+            return False
+        exploration = self._progress.exploration
+        self._progress = Progress(before=before, floor=after, previous=after, of_rewards=True, exploration=exploration)
+        self._held = {**self._worlds.copy(), "return": before, "length": alarm.typical_length}
+        good, self._good = self._good, None
+        return self._begin(learner, alarm, good)
+
+    def _check(self, learner: Learner, alarm: CalibrationAlarm, rewards: Span) -> tuple[bool, bool]:
         """Let reordered weights act, if any explain the world, then the last good ones, as they were."""
         before, after = alarm.typical_return, alarm.last_return
         assert before is not None
@@ -182,11 +197,8 @@ class DriftResponse:
         self._progress = now = Progress(
             before=before, floor=floor, untrained=untrained, previous=after, exploration=self._progress.exploration
         )
-        if self.model is not None and before * after > 0 and self._largest:
-            # Mistakes cost returns, too, but do not change the largest reward alike.
-            ratio, expected = largest * abs(before), self._largest * abs(after)
-            is_scaled = expected < _ALIKE * ratio < _ALIKE**2 * expected
-            now.of_rewards = is_scaled and self.model.is_usual(alarm.typical_length)
+        if self.model is not None and self._rewards.have_scaled(rewards, before, after):
+            now.of_rewards = self.model.is_usual(alarm.typical_length)
         self._held, good = {**self._worlds.copy(), "return": before, "length": alarm.typical_length}, self._good
         if good is None:
             return True, self._begin(learner, alarm)
@@ -200,6 +212,7 @@ class DriftResponse:
         """Respond to a world that has changed: archive the last good weights, then try others, or go to level 1."""
         now, rewired, earlier = self._progress, list[dict[str, Any]](), list[dict[str, Any]]()
         now.checking = False
+        self._rewards = UsualRewards()
         if good is not None:
             rewired = [] if now.matched else self._rewired(learner, good)
             if self.model is not None and not rewired:
@@ -372,7 +385,8 @@ class DriftResponse:
         """Archived weights, the last good ones, and where the response stands. Settings are not part of it."""
         worlds = {"archive": list(self.archive), "good": self._good, "acting": self._acting, "held": self._held}
         state = {**worlds, **self._progress.state_dict()}
-        state |= {"rewirings": self.rewirings, "recoveries": self.recoveries, "largest_reward": self._largest}
+        state |= {"rewirings": self.rewirings, "recoveries": self.recoveries}
+        state["rewards"] = self._rewards.state_dict()
         if self.model is None:
             return state
         return {**state, "model": self.model.state_dict(), "earlier_weights": self.earlier.state_dict()}
@@ -401,7 +415,7 @@ class DriftResponse:
             **Progress.rules(),
             "rewirings": count(),
             "recoveries": count(),
-            "largest_reward": optional(number(at_least=0, at_most=LARGEST_RETURN)),
+            "rewards": UsualRewards.rule(),
             **model,
         }
         check("drift_response", state_dict, table(rules))
@@ -428,7 +442,7 @@ class DriftResponse:
             self._worlds.whole(own.pop(name)) for name in ("good", "held", "acting")
         )
         self.rewirings, self.recoveries = own.pop("rewirings"), own.pop("recoveries")
-        self._largest = own.pop("largest_reward")
+        self._rewards = UsualRewards.of(own.pop("rewards"))
         if self.model is not None:
             self.model.load_state_dict(own.pop("model"))
             self.earlier.load_state_dict(own.pop("earlier_weights"), self._worlds.whole)
