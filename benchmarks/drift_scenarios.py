@@ -220,11 +220,11 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
             self.counts[name][-1] += 1
         self.start, self.total = self.steps, 0.0
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything but the running episode."""
+    def records(self) -> dict[str, Any]:
+        """Everything but the running episode. No ``state_dict``: that would stand for the environment's whole state."""
         return {"steps": self.steps, "sums": self.sums, "counts": self.counts}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def continue_from(self, state: Mapping[str, Any]) -> None:
         """Continue with a new episode."""
         self.steps = self.start = int(state["steps"])
         self.total = 0.0

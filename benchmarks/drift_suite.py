@@ -111,10 +111,14 @@ class Progress(BaseCallback):
         return self.path.with_suffix(".zip")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"alarms": self.alarms, "seconds": self.seconds}
+        assert isinstance(self.recorder, Recorder)
+        detector = {"alarms": self.alarms, "has_detector": self.has_detector}
+        return {**detector, "seconds": self.seconds, "recorder": self.recorder.records()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.alarms, self.has_detector = list(state["alarms"]), True
+        assert isinstance(self.recorder, Recorder)
+        self.recorder.continue_from(state["recorder"])
+        self.alarms, self.has_detector = list(state["alarms"]), state["has_detector"]
         self.wall, self.cpu = self.wall - state["seconds"][0], self.cpu - state["seconds"][1]
 
     @property
@@ -124,11 +128,12 @@ class Progress(BaseCallback):
 
     def follow(self, agent: DistributionalPPO) -> None:
         """Make the records part of an agent's state, and let it continue from the run's checkpoint, if there is one."""
-        agent.register("recorder", self.recorder)
         agent.register("progress", self)
         kept = json.loads(self.path.read_text()) if self.checkpoint.exists() and self.path.exists() else {}
         if kept.get("settings") == self.run.settings:
             agent.load_state_tree(state.read(self.checkpoint).tree)
+        else:
+            self.checkpoint.unlink(missing_ok=True)
 
     def _on_step(self) -> bool:
         return True

@@ -377,10 +377,12 @@ def test_a_run_that_is_cut_off_keeps_its_tasks(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("_same_threads_afterwards")
-def test_a_run_that_is_cut_off_continues(tmp_path, monkeypatch):
+@pytest.mark.parametrize("scenario", ["continual-cartpole", "reward-scale-cartpole"])
+def test_a_run_that_is_cut_off_continues(tmp_path, monkeypatch, scenario):
     """With the agent, the drift and the record of its last checkpoint, and a new episode."""
     monkeypatch.setattr(drift_suite, "KEPT_EVERY", 2)
-    run = Run("continual-cartpole", "kit", "kit", seed=1, scale=0.015, tasks=2)
+    iterations = drift_scenarios.SCENARIOS[scenario].iterations
+    run = Run(scenario, "kit", "kit", seed=1, scale=3 / iterations, tasks=2)
     whole, cut_off = tmp_path / "whole", tmp_path / "cut_off"
     drift_suite.train(run, whole)
 
@@ -395,15 +397,16 @@ def test_a_run_that_is_cut_off_continues(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             drift_suite.train(run, cut_off)
     assert drift_suite.left_to_do([run], cut_off) == [run]
-    begun = []
-    learn = drift_suite.DistributionalPPO.learn
-    monkeypatch.setattr(
-        drift_suite.DistributionalPPO,
-        "learn",
-        lambda self, steps, **given: begun.append((self.num_timesteps, steps)) or learn(self, steps, **given),
-    )
+    begun, learn = [], drift_suite.DistributionalPPO.learn
+
+    def noted(self, steps, **given):
+        (drift,) = self.env.env_method("get_wrapper_attr", "lasting_state")
+        begun.append((self.num_timesteps, steps, drift["steps"], self.worker.observation is None))
+        return learn(self, steps, **given)
+
+    monkeypatch.setattr(drift_suite.DistributionalPPO, "learn", noted)
     drift_suite.train(run, cut_off)
-    assert begun == [(4 * 800, 2 * 800)]
+    assert begun == [(4 * 800, 2 * 800, 4 * 800, True)]
     first, second = (json.loads(run.path(folder).read_text()) for folder in (whole, cut_off))
     assert second["finished"]
     for name, values in second["returns"].items():

@@ -477,3 +477,23 @@ def test_rare_flags_are_no_shift(rng):
     for rows, first in zip(seen[500:], starts[500:], strict=True):
         statistics.observe(rows + np.float32(1.3), first)
     assert statistics.metrics()["drift/anchor_moves"] > 0
+
+
+def test_environments_may_become_fewer():
+    """As in evaluations, where some have played their episodes before others."""
+    normalizer, fewer = ObservationNormalizer(VECTOR), []
+    for envs in (3, 3, 2, 1, 3):
+        rows = np.arange(3 * envs, dtype=np.float32).reshape(envs, 3)
+        fewer.append(normalizer.take(rows, np.arange(envs) == 0))
+    assert [len(each) for each in fewer] == [3, 3, 2, 1, 3]
+    normalizer.finish()
+    assert normalizer.sensors.count == 12
+
+
+def test_a_rollout_without_steps_does_no_harm():
+    normalizer = ObservationNormalizer(VECTOR)
+    normalizer.begin()
+    normalizer.finish()
+    normalizer.begin()
+    normalizer.take(np.zeros((2, 3), np.float32), np.ones(2, bool))
+    assert normalizer.recorded(1)[0].shape == (1, 2, 3)

@@ -319,12 +319,14 @@ class Leavable(gymnasium.Env):
         return np.float32([self.age / 3 / LENGTH, self.np_random.normal() / 9])
 
 
-COSTS, PAYS = 30, 60
+COSTS, PAYS = 30, 90
 
 
-def test_weights_for_rewards_of_another_sign_return_with_them():
+@pytest.mark.parametrize("worlds", [1, 3])
+def test_weights_for_rewards_of_another_sign_return_with_them(worlds):
     """Who has learned to leave earns more when steps are rewarded again, which is no alarm, but could earn more."""
-    agent = agent_in({}, env=DummyVecEnv([Leavable] * ENVS), drift_response=True, gamma=0.95, drift_exploration=0.0)
+    settings = {"gamma": 0.95, "drift_exploration": 0.0, "drift_worlds": worlds}
+    agent = agent_in({}, env=DummyVecEnv([Leavable] * ENVS), drift_response=True, **settings)
     returns = (metrics := learned(agent, PAYS + 6)).column("drift/episode_return")
     assert returns[COSTS - 1] > 2 * LENGTH
     assert -1.5 < returns[PAYS - 1] < 0
@@ -332,3 +334,17 @@ def test_weights_for_rewards_of_another_sign_return_with_them():
     assert min(returns[PAYS + 3 :]) > 2 * LENGTH
     assert max(metrics.alarms()) < PAYS
     assert not any(metrics.column("drift/level")[PAYS:])
+
+
+def test_only_weights_that_earned_more_are_tried_for_other_rewards():
+    settings = {"gamma": 0.95, "drift_exploration": 0.0, "drift_worlds": 2}
+    agent = agent_in({}, env=DummyVecEnv([Leavable] * ENVS), drift_response=True, **settings)
+    learned(agent, PAYS - 2)
+    response = agent.learner.drift_response
+    (steady,) = response.archive
+    own = {**response._worlds.copy(), "return": -1.0, "length": 1.0}
+    response.archive[:] = [own, steady]
+    metrics = learned(agent, 8)
+    assert metrics.column("drift/trial").count(1) == 1
+    assert metrics.column("drift/episode_return")[-1] > 2 * LENGTH
+    assert [world["return"] < 0 for world in response.archive] == [True]

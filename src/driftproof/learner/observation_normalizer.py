@@ -133,6 +133,9 @@ class ObservationNormalizer:
             observation: Observation of every environment ``[N, ...]``.
             starts: Whether it is the first of an episode ``[N]``.
         """
+        if self._steps and len(starts) != self._starts.shape[1]:
+            self.learn()  # Evaluations drop environments that have played their episodes.
+            self.begin()
         step = self._steps
         if step == len(self._starts):
             self._make_room(len(starts))
@@ -162,7 +165,7 @@ class ObservationNormalizer:
     def finish(self) -> None:
         """End a rollout."""
         self.learn()
-        self._usual_steps = self._steps
+        self._usual_steps = self._steps or self._usual_steps
         for part in self.statistics.values():
             if part.count >= FIXED:
                 part.fix()

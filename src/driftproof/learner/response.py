@@ -57,6 +57,9 @@ class DriftResponse:
     A trial ends with the fourth completed episode, or with the first after 800 steps. It ends with none, too, once the
     weights had time for two episodes.
 
+    Rewards may also become others without making returns fall. Then archived weights that used to earn more are tried,
+    without an alarm; if none earns half of that, the present ones go on, with a scale of returns that starts anew.
+
     The response ends once half of the former gain is back, the difference between the typical return before the alarm
     and that of an untrained policy in the first rollout. Weights that earn less than a quarter of it, and did not
     improve in ``patience`` updates, are of little use: level 3 follows. Others go to level 2 after twice as many
@@ -135,18 +138,19 @@ class DriftResponse:
         if alarm.has_seen and self._rewards.are_others(rewards) and self._look_back(learner, alarm):
             return False, True
         if now.level:
-            self._rewards.observe(rewards)
+            if alarm.has_seen:
+                self._rewards.observe(rewards)
             return False, self._grow(learner, alarm, update)
         if alarm.has_seen:
             self._remember(alarm, rewards)
         return False, False
 
-    def _remember(self, alarm: CalibrationAlarm, rewards: Span) -> None:
+    def _remember(self, alarm: CalibrationAlarm, rewards: Span | None) -> None:
         """Keep the weights that have acted, if they are good ones, and what was seen of their world."""
         typical, mean = alarm.typical_return, alarm.mean_return
         is_usual = typical is not None and (mean is None or mean >= typical - alarm.noise)
-        if is_usual:
-            self._rewards.observe(rewards)
+        if is_usual and (mean is not None or not self._rewards.are_others(rewards)):
+            self._rewards.observe(rewards)  # Others wait for an episode that tells what they return.
         if is_usual and self.model is not None:
             self.model.learn()
         now = self._worlds.copy()
@@ -168,7 +172,7 @@ class DriftResponse:
         }
 
     def _look_back(self, learner: Learner, alarm: CalibrationAlarm) -> bool:
-        """Try archived weights if other rewards than usual have not made returns fall; returns whether they act.
+        """Try archived weights where rewards are others than usual, but returns have not fallen; whether they act now.
 
         An agent that has learned to end episodes, as rewards were negative, earns more when they are positive again,
         but not what it could. If returns have fallen, the alarm will see it.
@@ -176,15 +180,25 @@ class DriftResponse:
         before, after = alarm.typical_return, alarm.mean_return
         if before is None or after is None or after < before - alarm.noise:
             return False
-        if not any(world["return"] > after + 2 * alarm.noise for world in self.archive):
+        enough = after + 2 * alarm.noise
+        better = [world for world in self.archive if world["return"] > enough]
+        if not better:
             return False
-        exploration = self._progress.exploration
-        self._progress = Progress(before=before, floor=after, previous=after, of_rewards=True, exploration=exploration)
         self._held = {**self._worlds.copy(), "return": before, "length": alarm.typical_length}
-        good, self._good = self._good, None
-        return self._begin(learner, alarm, good)
+        rest = [world for world in self.archive if world["return"] <= enough]
+        if self._good is not None:
+            rest.append({**self._good, "return": before})
+        room = self.worlds - len(better)
+        self.archive = [*better, *rest[max(0, len(rest) - room) :]]
+        exploration = self._progress.exploration
+        self._progress = now = Progress(
+            before=before, floor=after, previous=after, of_rewards=True, exploration=exploration
+        )
+        now.trials, self._good, self._rewards = len(better), None, UsualRewards()
+        alarm.restart()
+        return self._try(learner, alarm, 0)
 
-    def _check(self, learner: Learner, alarm: CalibrationAlarm, rewards: Span) -> tuple[bool, bool]:
+    def _check(self, learner: Learner, alarm: CalibrationAlarm, rewards: Span | None) -> tuple[bool, bool]:
         """Let reordered weights act, if any explain the world, then the last good ones, as they were."""
         before, after = alarm.typical_return, alarm.last_return
         assert before is not None

@@ -16,8 +16,9 @@ class Progress:
 
     Attributes:
         level: 0: none; 1: statistics restarted; 2: last layers moved halfway to fresh ones; 3: all weights fresh.
-        before: Typical return before the alarm.
-        floor: What it is compared with: the return of an untrained policy, or, if that was not lower, after the alarm.
+        before: Typical return before the alarm, or before rewards changed.
+        floor: What it is compared with: the return of an untrained policy, or, if that was not lower, after the alarm;
+            the present return if only rewards have changed.
         untrained: Return of an untrained policy, if it was lower than before the alarm.
         previous: Mean return of the previous window.
         window: Mean returns of rollouts since then.
@@ -26,7 +27,7 @@ class Progress:
         exploration: Share of the additional exploration that has not faded yet.
         checking: Whether it is still to be found out whether the world has changed at all.
         matched: Whether reordered weights have been tried since the suspicion.
-        of_rewards: Whether the policy does what it used to, so that returns are lower because of their scale.
+        of_rewards: Whether only rewards have changed: no weights are replaced if none of those on trial is better.
         trial: Index of the archived weights that are being tried; ``None``: none.
         steps: Steps of the trial in every environment.
         seen: What was seen in the trial.

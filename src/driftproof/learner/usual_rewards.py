@@ -22,10 +22,10 @@ _GAP = 0.5
 """Distance of other rewards from the usual ones, at least, as a share of the largest of both."""
 
 
-def span_of(rollout: Rollout) -> Span:
-    """The smallest and the largest reward; 0 if there is none."""
+def span_of(rollout: Rollout) -> Span | None:
+    """The smallest and the largest reward; ``None`` if there is none, or one that is no number."""
     rewards = np.clip(rollout.rewards[rollout.valid], -LARGEST_RETURN, LARGEST_RETURN)
-    return (float(rewards.min()), float(rewards.max())) if rewards.size else (0.0, 0.0)
+    return None if not rewards.size or np.isnan(rewards).any() else (float(rewards.min()), float(rewards.max()))
 
 
 @dataclass
@@ -35,28 +35,30 @@ class UsualRewards:
     low: float | None = None
     high: float | None = None
 
-    def observe(self, span: Span) -> None:
-        """Take the rewards of a rollout in which returns were as usual."""
+    def observe(self, span: Span | None) -> None:
+        """Take the rewards of a rollout in the present world."""
+        if span is None:
+            return
         if self.low is None or self.high is None or self.are_others(span):
             self.low, self.high = span
             return
         self.low += (span[0] - self.low) / _MEMORY
         self.high += (span[1] - self.high) / _MEMORY
 
-    def are_others(self, span: Span) -> bool:
+    def are_others(self, span: Span | None) -> bool:
         """Whether all rewards of a rollout are far from the usual ones: another sign, say, or another scale."""
-        if self.low is None or self.high is None:
+        if span is None or self.low is None or self.high is None:
             return False
         gap = max(span[0] - self.high, self.low - span[1])
         width = max(span[1] - span[0], self.high - self.low)
         return gap > width and gap >= _GAP * max(map(abs, (*span, self.low, self.high)))
 
-    def have_scaled(self, span: Span, before: float, after: float) -> bool:
+    def have_scaled(self, span: Span | None, before: float, after: float) -> bool:
         """Whether the largest reward has changed about as much as returns have, from ``before`` to ``after``.
 
         Mistakes cost returns, too, but do not change the largest reward alike.
         """
-        if self.low is None or self.high is None or before * after <= 0:
+        if span is None or self.low is None or self.high is None or before * after <= 0:
             return False
         ratio, expected = _size(*span) * abs(before), _size(self.low, self.high) * abs(after)
         return expected < _ALIKE * ratio < _ALIKE**2 * expected
