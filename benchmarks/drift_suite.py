@@ -103,7 +103,7 @@ class Progress(BaseCallback):
         super().__init__()
         self.run, self.recorder, self.path = run, recorder, path
         self.alarms: list[int] = []
-        self.has_detector = False
+        self.has_detector = self.is_kept = False
         self.wall, self.cpu = time.perf_counter(), time.process_time()
 
     @property
@@ -129,6 +129,7 @@ class Progress(BaseCallback):
     def follow(self, agent: DistributionalPPO) -> None:
         """Make the records part of an agent's state, and let it continue from the run's checkpoint, if there is one."""
         agent.register("progress", self)
+        self.is_kept = True
         kept = json.loads(self.path.read_text()) if self.checkpoint.exists() and self.path.exists() else {}
         if kept.get("settings") == self.run.settings:
             agent.load_state_tree(state.read(self.checkpoint).tree)
@@ -141,7 +142,7 @@ class Progress(BaseCallback):
     def _on_rollout_start(self) -> None:
         self._read()
         iteration = self.recorder.steps // ITERATION
-        if iteration and iteration % KEPT_EVERY == 0 and "progress" in getattr(self.model, "components", dict)():
+        if self.is_kept and iteration and iteration % KEPT_EVERY == 0:
             self.write(finished=False)
             self.model.save(self.checkpoint)
 

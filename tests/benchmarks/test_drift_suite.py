@@ -419,11 +419,23 @@ def test_a_run_that_is_cut_off_continues(tmp_path, monkeypatch, scenario):
 
 @pytest.mark.usefixtures("_same_threads_afterwards")
 def test_a_checkpoint_of_other_settings_is_not_continued(tmp_path, monkeypatch):
-    monkeypatch.setattr(drift_suite, "KEPT_EVERY", 1)
+    """And never will be, although the run's file is of the present settings from now on."""
+
+    class CutOff(drift_suite.Progress):
+        def _on_rollout_end(self):
+            super()._on_rollout_end()
+            raise KeyboardInterrupt
+
     run = Run("continual-cartpole", "kit", "kit", seed=1, scale=0.0, tasks=2)
     path = run.path(tmp_path)
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"finished": False, "settings": {**run.settings, "tasks": 3}}))
     path.with_suffix(".zip").write_bytes(b"of another run")
+    with monkeypatch.context() as patch:
+        patch.setattr(drift_suite, "Progress", CutOff)
+        with pytest.raises(KeyboardInterrupt):
+            drift_suite.train(run, tmp_path)
+    assert json.loads(path.read_text())["settings"] == run.settings
+    assert not path.with_suffix(".zip").exists()
     drift_suite.train(run, tmp_path)
     assert json.loads(path.read_text())["finished"]

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from driftproof.learner.alarm import CalibrationAlarm
+from driftproof.learner.response import DriftResponse
 from driftproof.learner.usual_rewards import UsualRewards, span_of
 
 
@@ -69,3 +71,14 @@ def test_rollouts_without_a_reward_tell_nothing(reward, is_valid):
     assert rewards.state_dict() == {"low": 1.0, "high": 1.0}
     assert not rewards.are_others(span_of(Rollout))
     assert not rewards.have_scaled(span_of(Rollout), 1.0, 1.0)
+
+
+@pytest.mark.parametrize("mean_return", [None, 9.0])
+def test_others_wait_for_an_episode_that_tells_what_they_return(mean_return):
+    response, alarm = DriftResponse(), CalibrationAlarm()
+    for _ in range(3):
+        alarm.observe(0.5, -9.0)
+        response._remember(alarm, (-1.0, -1.0))
+    alarm.observe(0.5, mean_return)
+    response._remember(alarm, (1.0, 1.0))
+    assert response.state_dict()["rewards"]["low"] == (-1.0 if mean_return is None else 1.0)

@@ -126,12 +126,12 @@ def kind_of(value: Any, path: Path) -> str:
     raise TypeError(f"{place(path)} is of type {_name(value)}; allowed are {ALLOWED}")
 
 
-PLAIN: frozenset[type] = frozenset((type(None), bool, int, float, str, bytes))
-"""Types of leaves that cannot change."""
 _KINDS: dict[type, str] = {
     type(None): "None",
     **{kind: kind.__name__ for kind in (bool, int, float, str, bytes, dict, list, tuple)},
 }
+PLAIN = _KINDS.keys() - {dict, list, tuple}
+"""Types of leaves that cannot change."""
 
 
 def _check_tensor(tensor: Tensor, path: Path) -> None:
